@@ -1,0 +1,54 @@
+# The workshop's verbs. Each makes the environment first where it is missing (see app/__main__.py).
+PYTHON ?= python3
+RUN := $(PYTHON) -m app
+TOOL := $(RUN) python -m
+UV ?= uv
+COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema mutants lock
+
+help: ## print this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: ## tell the story of one failed run against real endpoints, on a Postgres of its own
+	$(RUN) demo
+
+serve: ## serve the API and unwind (COUNTERMAND_DATABASE_URL, else an embedded Postgres)
+	$(RUN) serve
+
+dev: ## serve with a demo org and its keys printed
+	$(RUN) dev
+
+test: ## run the tests; ARGS go to pytest, e.g. make test ARGS="tests/domain -x"
+	$(RUN) test $(ARGS)
+
+check: ## run format, lint, types, import contracts, dependencies and golden files
+	$(RUN) check
+
+fmt: ## format, and mend what the linter can mend
+	$(TOOL) ruff format .
+	$(TOOL) ruff check --fix .
+
+lint: ## run the linter
+	$(TOOL) ruff check .
+
+types: ## run the type checker
+	$(TOOL) mypy --strict app tests migrations
+
+contracts: ## check who imports whom
+	$(RUN) python -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+openapi: ## rewrite openapi/openapi.json from the code
+	COUNTERMAND_REWRITE_GOLDEN=1 $(TOOL) pytest -q -m golden tests/api
+
+schema: ## rewrite migrations/schema.sql from the migrations
+	COUNTERMAND_REWRITE_GOLDEN=1 $(TOOL) pytest -q -m golden tests/storage
+
+mutants: ## break the code in small ways and see that a test notices each
+	$(TOOL) tests.mutants
+
+lock: ## resolve the locks anew, keeping what still fits; OPTIONS=--upgrade takes the newest (needs uv)
+	$(COMPILE) $(OPTIONS) pyproject.toml --extra embedded --output-file requirements.lock
+	$(COMPILE) $(OPTIONS) pyproject.toml --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+	echo 'uv>=0.13,<0.14' | $(COMPILE) $(OPTIONS) - --output-file requirements-uv.lock
