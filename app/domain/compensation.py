@@ -1,0 +1,91 @@
+"""The text form in which a compensation is kept on the undo stack. Must not bind references or judge the URL."""
+
+from app.domain.json_text import Json, NumberLiteral, dump, parse
+from app.domain.model import Compensation, OnUnknown, RetryPolicy, UnknownVariant
+
+
+def write(compensation: Compensation) -> bytes:
+    """Return the descriptor as compact JSON text; `args` keep every literal."""
+    retry = compensation.retry
+    unknown: Json = None
+    if compensation.unknown is not None:
+        unknown = {"args": parse(compensation.unknown.args), "url": compensation.unknown.url}
+    return dump(
+        {
+            "url": compensation.url,
+            "args": parse(compensation.args),
+            "description": compensation.description,
+            "unknown": unknown,
+            "on_unknown": compensation.on_unknown.value,
+            "independent": compensation.independent,
+            "max_retries": retry.max_retries,
+            "initial_interval_ms": retry.initial_interval_ms,
+            "multiplier": _number(retry.multiplier),
+            "max_interval_ms": retry.max_interval_ms,
+            "timeout_ms": retry.timeout_ms,
+            "deadline_ms": retry.deadline_ms,
+            "retry_on": _statuses(retry.retry_on),
+            "compensated_on": _statuses(retry.compensated_on),
+        }
+    )
+
+
+def read(text: bytes) -> Compensation:
+    """Read back what `write` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: the text is not one of ours; the caller halts that session alone.
+    """
+    members = parse(text)
+    if not isinstance(members, dict):
+        raise TypeError("expected a JSON object")
+    unknown = members["unknown"]
+    return Compensation(
+        url=str(members["url"]),
+        args=dump(members["args"]),
+        description=str(members["description"]),
+        unknown=_read_unknown(unknown) if isinstance(unknown, dict) else None,
+        on_unknown=OnUnknown(str(members["on_unknown"])),
+        independent=members["independent"] is True,
+        retry=RetryPolicy(
+            max_retries=_int(members["max_retries"]),
+            initial_interval_ms=_int(members["initial_interval_ms"]),
+            multiplier=_float(members["multiplier"]),
+            max_interval_ms=_int(members["max_interval_ms"]),
+            timeout_ms=_int(members["timeout_ms"]),
+            deadline_ms=_int(members["deadline_ms"]),
+            retry_on=_read_statuses(members["retry_on"]),
+            compensated_on=_read_statuses(members["compensated_on"]),
+        ),
+    )
+
+
+def _read_unknown(members: dict[str, Json]) -> UnknownVariant:
+    url = members["url"]
+    return UnknownVariant(args=dump(members["args"]), url=url if isinstance(url, str) else None)
+
+
+def _number(value: float) -> Json:
+    return int(value) if value.is_integer() else NumberLiteral(repr(value))
+
+
+def _statuses(statuses: frozenset[int]) -> list[Json]:
+    return [*sorted(statuses)]
+
+
+def _read_statuses(value: Json) -> frozenset[int]:
+    if not isinstance(value, list):
+        raise TypeError("expected a JSON array of statuses")
+    return frozenset(_int(item) for item in value)
+
+
+def _int(value: Json) -> int:
+    if not isinstance(value, int):
+        raise TypeError("expected a JSON integer")
+    return value
+
+
+def _float(value: Json) -> float:
+    if not isinstance(value, int | NumberLiteral):
+        raise TypeError("expected a JSON number")
+    return float(value)

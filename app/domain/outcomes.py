@@ -1,0 +1,207 @@
+"""What is reported of a call or of a run: commit and fail, in time or late. Must not run anything: see `unwinding`.
+
+A refusal may come with evidence in the draft (LATE_COMMIT, LATE_FAIL): it is written first, then the caller is told no.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from app.domain import unwinding
+from app.domain.draft import Draft
+from app.domain.errors import Conflict, SagaError
+from app.domain.model import (
+    Effect,
+    EffectState,
+    EntryKind,
+    Outcome,
+    Reversibility,
+    Session,
+    SessionState,
+    UndoEntry,
+    UndoState,
+)
+from app.domain.states import UNWINDING_STATES
+from app.domain.unwinding import StackItem
+
+REPORTING_STATES = frozenset({SessionState.ACTIVE, SessionState.AWAITING_APPROVAL})
+"""While a session is in one of these, reports about its calls are in time."""
+
+MOVABLE_OUTCOMES = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """One effect, what would undo it, and the state in which the report finds or leaves them."""
+
+    effect: Effect
+    undo_entry: UndoEntry | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailReport:
+    """What the agent says of a call that failed."""
+
+    outcome: Outcome
+    error: str
+
+
+def commit(draft: Draft, seen: Reported, result: bytes) -> Reported | SagaError:
+    """Take the report that a call happened; `result` is compact JSON text. A repeat changes nothing."""
+    effect, session = seen.effect, draft.session
+    if session.state not in REPORTING_STATES:
+        return _commit_late(draft, seen, result)
+    if effect.state is EffectState.COMMITTED:
+        return seen if effect.result == result else _result_differs(effect)
+    if effect.state not in MOVABLE_OUTCOMES:
+        return _not_executing(effect)
+    committed = draft.move_effect(
+        effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now, error=None
+    )
+    draft.record(EntryKind.EXECUTED, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
+    return Reported(effect=committed, undo_entry=seen.undo_entry)
+
+
+def fail_effect(draft: Draft, seen: Reported, report: FailReport) -> Reported | SagaError:
+    """Take the report that one call failed; the session goes on. A repeat changes nothing."""
+    effect, session = seen.effect, draft.session
+    if session.state not in REPORTING_STATES:
+        return _fail_late(draft, seen, report)
+    if effect.outcome is report.outcome and effect.state in {EffectState.FAILED, EffectState.UNKNOWN}:
+        return seen
+    if effect.state not in MOVABLE_OUTCOMES:
+        return _not_executing(effect)
+    body = {"effect_id": str(effect.effect_id), "outcome": report.outcome.value, "error": report.error}
+    draft.record(EntryKind.FAILED, effect.step_index, body=body)
+    match report.outcome:
+        case Outcome.NOT_APPLIED:
+            failed = draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=report.error)
+            return Reported(effect=failed, undo_entry=_skip(draft, seen.undo_entry))
+        case Outcome.UNKNOWN:
+            unknown = draft.move_effect(effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN, error=report.error)
+            return Reported(effect=unknown, undo_entry=seen.undo_entry)
+        case Outcome.COMMITTED:
+            raise AssertionError("a failure report says not_applied or unknown")
+        case _:
+            assert_never(report.outcome)
+
+
+def fail_session(draft: Draft, error: str, known: Sequence[Reported]) -> SagaError | None:
+    """Fail the run: settle what is open as unknown and make the newest undo due. A repeat changes nothing.
+
+    `error` is for people. `known` holds at least every effect that is executing, unknown or waiting for a decision, and the newest pending
+    undo entry.
+    """
+    session = draft.session
+    if session.state is SessionState.COMPLETED:
+        return Conflict("session_not_active", f"session {session.session_id} is completed; nothing can unwind it", state=session.state)
+    if session.state not in REPORTING_STATES:
+        return None
+    draft.move_session(SessionState.FAILED, failed_at=draft.now)
+    settled = [Reported(effect=_settle_as_unknown(draft, seen.effect), undo_entry=seen.undo_entry) for seen in known]
+    unknown_steps = [seen.effect.step_index for seen in settled if seen.effect.state is EffectState.UNKNOWN]
+    draft.record(EntryKind.SESSION_FAILED, body={"error": error, "unknown_steps": unknown_steps})
+    for seen in settled:
+        if seen.effect.state is EffectState.CANCELLED:
+            draft.record(EntryKind.CANCELLED, seen.effect.step_index, body={"effect_id": str(seen.effect.effect_id)})
+    unwinding.start(draft, _newest_pending(settled))
+    return None
+
+
+def _newest_pending(known: Sequence[Reported]) -> StackItem | None:
+    pending = [
+        StackItem(entry=seen.undo_entry, effect=seen.effect)
+        for seen in known
+        if seen.undo_entry is not None and seen.undo_entry.state is UndoState.PENDING
+    ]
+    return max(pending, key=lambda item: item.entry.stack_position, default=None)
+
+
+def _settle_as_unknown(draft: Draft, effect: Effect) -> Effect:
+    match effect.state:
+        case EffectState.EXECUTING if effect.reversibility is Reversibility.READ_ONLY:
+            return draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
+        case EffectState.EXECUTING:
+            return draft.move_effect(effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN)
+        case EffectState.AWAITING_APPROVAL | EffectState.APPROVED:
+            return draft.move_effect(effect, EffectState.CANCELLED)
+        case _:
+            return effect
+
+
+def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
+    """Take a report after the session has failed: keep the evidence, use it where the undo was not sent yet, and say no."""
+    effect, session = seen.effect, draft.session
+    refusal = _session_not_active(session, effect)
+    if session.state is SessionState.COMPLETED:
+        return refusal
+    if effect.outcome is Outcome.COMMITTED and effect.result == result:
+        return refusal  # known already, in time or late
+    draft.record(EntryKind.LATE_COMMIT, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
+    if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED} or effect.outcome is not Outcome.UNKNOWN:
+        return refusal  # halted or resolved: a person owns it; or nothing that an undo could have met
+    news = {"outcome": Outcome.COMMITTED, "result": result, "executed_at": draft.now}
+    if effect.state is EffectState.UNKNOWN:
+        draft.move_effect(effect, EffectState.COMMITTED, **news)
+        return refusal
+    draft.change_effect(effect, **news)
+    draft.change_session(clean=False, late_effect=True)
+    if session.state is SessionState.COMPENSATED:
+        unwinding.halt_late(draft)
+    return refusal
+
+
+def _fail_late(draft: Draft, seen: Reported, report: FailReport) -> SagaError:
+    effect, session = seen.effect, draft.session
+    refusal = _session_not_active(session, effect)
+    if session.state is SessionState.COMPLETED or effect.outcome is report.outcome:
+        return refusal
+    body = {"effect_id": str(effect.effect_id), "outcome": report.outcome.value, "error": report.error}
+    draft.record(EntryKind.LATE_FAIL, effect.step_index, body=body)
+    is_skippable = (
+        session.state in UNWINDING_STATES
+        and report.outcome is Outcome.NOT_APPLIED
+        and effect.state is EffectState.UNKNOWN
+        and seen.undo_entry is not None
+        and seen.undo_entry.state is UndoState.PENDING
+    )
+    if is_skippable:
+        draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=report.error)
+        _skip(draft, seen.undo_entry)
+    return refusal
+
+
+def _skip(draft: Draft, undo_entry: UndoEntry | None) -> UndoEntry | None:
+    """Take the entry of an effect that was not applied out of the unwind."""
+    if undo_entry is None or undo_entry.state is not UndoState.PENDING:
+        return undo_entry
+    draft.record(
+        EntryKind.SKIPPED, undo_entry.stack_position, body={"undo_id": str(undo_entry.undo_id), "reason": Outcome.NOT_APPLIED.value}
+    )
+    return draft.move_undo_entry(undo_entry, UndoState.SKIPPED)
+
+
+def _session_not_active(session: Session, effect: Effect) -> SagaError:
+    return Conflict(
+        "session_not_active",
+        f"session {session.session_id} is {session.state}; the report about step {effect.step_index} comes too late",
+        state=session.state.value,
+        effect_state=effect.state.value,
+    )
+
+
+def _result_differs(effect: Effect) -> SagaError:
+    return Conflict(
+        "result_differs",
+        f"step {effect.step_index} was committed with another result",
+        step_index=effect.step_index,
+    )
+
+
+def _not_executing(effect: Effect) -> SagaError:
+    return Conflict(
+        "not_executing",
+        f"step {effect.step_index} is {effect.state}; only an executing call, or one whose outcome is unknown, can be reported on",
+        step_index=effect.step_index,
+        state=effect.state.value,
+    )

@@ -1,0 +1,576 @@
+"""Unwinding as a machine in a world without IO, and tables of single moves. Must not test what an HTTP status means: see `test_retry`."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.domain import intercept, outcomes, unwinding
+from app.domain.draft import Changes
+from app.domain.intercept import AwaitApproval, Execute
+from app.domain.model import (
+    Compensation,
+    EffectState,
+    EntryKind,
+    HaltReason,
+    OnUnknown,
+    Outcome,
+    OutgoingCall,
+    RetryPolicy,
+    Reversibility,
+    SessionState,
+    StepIndex,
+    UndoState,
+    UnknownVariant,
+)
+from app.domain.outcomes import REPORTING_STATES, FailReport
+from app.domain.retry import Attempt, Failure
+from app.domain.states import RESTING_STATES, UNWINDING_STATES
+from app.domain.unwinding import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Work
+from tests.domain.world import (
+    RULES,
+    START,
+    UNDO_URL,
+    WitnessedDraft,
+    World,
+    answered,
+    broken,
+    command,
+    new_call,
+    new_compensation,
+    new_effect,
+    new_entry,
+    new_session,
+    seen,
+)
+
+OPEN_ARGS = b'{"credit":{"$ref":"result#/credit_id"}}'
+FORWARD_ARGS = b'{"forward_key":{"$ref":"effect#/forward_key"}}'
+BY_FORWARD_KEY = UnknownVariant(args=FORWARD_ARGS, url="https://ledger.example/undo/by-key")
+ORCHESTRATOR = "orchestrator"
+
+COMPENSATIONS: st.SearchStrategy[Compensation] = st.builds(
+    new_compensation,
+    args=st.sampled_from([b"{}", OPEN_ARGS, FORWARD_ARGS, b'{"amount":{"$ref":"payload#/amount"}}']),
+    unknown=st.sampled_from([None, BY_FORWARD_KEY]),
+    on_unknown=st.sampled_from(OnUnknown),
+    independent=st.booleans(),
+    retry=st.builds(
+        RetryPolicy,
+        max_retries=st.integers(0, 2),
+        initial_interval_ms=st.sampled_from([1, 100, 5_000]),
+        deadline_ms=st.sampled_from([1_000, 86_400_000]),
+        retry_on=st.sampled_from([frozenset(), frozenset({404})]),
+        compensated_on=st.sampled_from([frozenset(), frozenset({410})]),
+    ),
+)
+ATTEMPTS: st.SearchStrategy[Attempt] = st.one_of(
+    st.builds(
+        answered,
+        st.sampled_from([200, 204, 202, 202, 303, 400, 404, 408, 409, 410, 425, 429, 500, 503, 504]),
+        retry_after=st.sampled_from([None, "1", "7200", "rubbish"]),
+        location=st.sampled_from([None, "/jobs/7", "https://elsewhere.example/jobs/7", "http://["]),
+    ),
+    st.builds(broken, st.sampled_from([failure for failure in Failure if failure is not Failure.INTERRUPTED]), was_sent=st.booleans()),
+)
+DONE = answered(200)
+
+
+class Unwinding(RuleBasedStateMachine):
+    """An agent and a worker at one session, in any order, with any answers, crashes and late reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(seed=1)
+        self.flying: Send | None = None
+        self.sent: dict[str, tuple[str | None, bytes | None, Outcome | None]] = {}
+        self.first_sends: list[int] = []
+
+    @initialize(
+        steps=st.lists(st.tuples(COMPENSATIONS, st.sampled_from([None, b'{"credit_id":"c-1"}', b"{}"])), max_size=5),
+        is_failed=st.booleans(),
+    )
+    def do_steps(self, steps: list[tuple[Compensation, bytes | None]], is_failed: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+        """Begin in the middle of a run, or just after it failed: from nothing the interesting places are too far away."""
+        for compensation, result in steps:
+            self.ask(compensation=compensation, is_read=False)
+            if result is not None:
+                draft = self.world.draft()
+                outcomes.commit(draft, self.world.reported(self.world.session.last_step), result)
+                self.decide(draft)
+        if is_failed:
+            self.fail_run()
+
+    def decide(self, draft: WitnessedDraft) -> Changes:
+        """Write a decision and let time go on a little."""
+        changes = self.world.apply(draft)
+        self.world.now += timedelta(milliseconds=1)
+        return changes
+
+    def is_unwinding(self) -> bool:
+        """Tell whether a worker has something to do."""
+        return self.world.session.state in UNWINDING_STATES
+
+    @precondition(lambda self: self.world.session.state in REPORTING_STATES and self.world.session.last_step < 8)
+    @rule(compensation=st.none() | COMPENSATIONS, is_read=st.booleans())
+    def ask(self, compensation: Compensation | None, is_read: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+        """Intercept another call: undoable, a read, or one that has to wait for a person."""
+        world = self.world
+        without = Reversibility.READ_ONLY if is_read else Reversibility.IRREVERSIBLE
+        asked = command(
+            step_index=StepIndex(world.session.last_step + 1),
+            compensation=compensation,
+            reversibility=without if compensation is None else Reversibility.COMPENSATABLE,
+        )
+        unsettled = [
+            e for e in world.effects.values() if e.state in outcomes.MOVABLE_OUTCOMES and e.reversibility is not Reversibility.READ_ONLY
+        ]
+        draft = world.draft()
+        decision = intercept.decide(draft, asked, seen(unsettled=unsettled), RULES)
+        if isinstance(decision, Execute | AwaitApproval):
+            assert world.session.state is SessionState.ACTIVE
+            self.decide(draft)
+        else:
+            assert draft.is_empty
+
+    @precondition(lambda self: self.world.effects)
+    @rule(data=st.data(), result=st.sampled_from([b'{"credit_id":"c-1"}', b"{}", b"null"]))
+    def commit(self, data: st.DataObject, result: bytes) -> None:
+        """Report that a call happened, in time or late."""
+        step = data.draw(st.sampled_from(sorted(self.world.effects)))
+        draft = self.world.draft()
+        outcomes.commit(draft, self.world.reported(step), result)
+        if not draft.is_empty:
+            self.decide(draft)
+
+    @precondition(lambda self: self.world.effects)
+    @rule(data=st.data(), outcome=st.sampled_from([Outcome.NOT_APPLIED, Outcome.UNKNOWN]))
+    def fail_one(self, data: st.DataObject, outcome: Outcome) -> None:
+        """Report that a call failed, in time or late."""
+        step = data.draw(st.sampled_from(sorted(self.world.effects)))
+        draft = self.world.draft()
+        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"))
+        if not draft.is_empty:
+            self.decide(draft)
+
+    @rule()
+    def fail_run(self) -> None:
+        """Fail the run, again and again."""
+        was_reporting = self.world.session.state in REPORTING_STATES
+        draft = self.world.draft()
+        assert outcomes.fail_session(draft, "the run failed", self.world.all_reported()) is None
+        assert draft.is_empty is not was_reporting
+        if was_reporting:
+            self.decide(draft)
+            assert all(effect.state is not EffectState.EXECUTING for effect in self.world.effects.values())
+
+    @precondition(lambda self: self.world.due_call() is not None and self.flying is None)
+    @rule()
+    def begin(self) -> None:
+        """Let a worker that holds the lease look at the due call, once it is due."""
+        call = self.due()
+        assert call.due_at is not None
+        self.world.now = max(self.world.now, call.due_at)
+        draft = self.world.draft(ORCHESTRATOR)
+        move = unwinding.begin(draft, self.world.work(call))
+        self.follow(self.decide(draft), move, call)
+
+    @precondition(lambda self: self.flying is not None)
+    @rule(attempt=ATTEMPTS, unit=st.floats(0, 1, exclude_max=True), may_go_on=st.booleans())
+    def answer(self, attempt: Attempt, unit: float, may_go_on: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+        """Record what the attempt in flight came to."""
+        call = self.due()
+        self.flying = None
+        draft = self.world.draft(ORCHESTRATOR)
+        move = unwinding.record(draft, self.world.work(call, may_go_on=may_go_on), attempt, unit)
+        self.follow(self.decide(draft), move, call)
+
+    @precondition(lambda self: self.flying is not None)
+    @rule()
+    def crash(self) -> None:
+        """Lose the worker while its attempt is in flight."""
+        self.flying = None
+
+    @precondition(is_unwinding)
+    @rule(seconds=st.sampled_from([1, 3_600, 86_400]))
+    def wait(self, seconds: int) -> None:
+        """Let time pass."""
+        self.world.now += timedelta(seconds=seconds)
+
+    @invariant()
+    def is_never_forgotten(self) -> None:
+        """Check that a failed session has a call that is due, or is at an end that was told."""
+        if self.is_unwinding():
+            assert self.world.due_call() is not None
+        if self.world.session.state is SessionState.HALTED:
+            assert self.world.session.halt_reason is not None
+            assert self.world.entries[-1].kind in {EntryKind.HALTED, EntryKind.LATE_COMMIT, EntryKind.LATE_FAIL}
+
+    def due(self) -> OutgoingCall:
+        """Return the due call, which must be there."""
+        call = self.world.due_call()
+        assert call is not None
+        return call
+
+    def follow(self, changes: Changes, move: Move, before: OutgoingCall) -> None:
+        """Do what the worker does with a move, and check what a witness at the endpoint would."""
+        match move:
+            case Rest():
+                assert self.world.session.state in RESTING_STATES
+            case Wait(call=call, seconds=seconds):
+                assert seconds <= 3_600
+                assert call == self.world.calls[call.call_id]
+                assert call.due_at is not None
+                assert call.due_at <= max(call.deadline_at, self.world.now)
+            case Send(call=call):
+                self.flying = move
+                self.witness(changes, move, before if before.call_id == call.call_id else None)
+
+    def witness(self, changes: Changes, move: Send, before: OutgoingCall | None) -> None:
+        """Check a request that is about to leave: counted and kept already, frozen, newest first."""
+        call, item = move.call, move.item
+        assert call == self.world.calls[call.call_id], "what is sent is not what was written"
+        assert call.is_attempt_open
+        counted = (before.attempts, before.polls) if before else (0, 0)
+        assert (call.attempts, call.polls) == (counted[0] + (not move.is_poll), counted[1] + move.is_poll)
+        key = item.entry.idempotency_key
+        frozen = (call.url, call.body, call.outcome)
+        assert None not in frozen
+        if key not in self.sent:
+            assert self.world.stack[call.step_index].state is UndoState.RUNNING
+            assert all(call.step_index < earlier for earlier in self.first_sends), "not newest first"
+            assert any(entry.kind == EntryKind.COMPENSATING and entry.step == call.step_index for entry in changes.entries)
+            self.first_sends.append(call.step_index)
+        assert self.sent.setdefault(key, frozen) == frozen, "an undo changed between two sends"
+        assert b"$ref" not in (call.body or b""), "a half-filled undo is sent"
+
+    def teardown(self) -> None:
+        """Let everything be answered: a failed session must come to rest, with a journal that verifies."""
+        moves = 0
+        while self.is_unwinding():
+            moves += 1
+            assert moves < 100, "the unwind does not come to an end"
+            self.begin() if self.flying is None else self.answer(attempt=DONE, unit=0.5, may_go_on=True)
+        if self.world.session.failed_at is not None:
+            assert self.world.session.state in {SessionState.COMPENSATED, SessionState.HALTED}
+        self.world.verify()
+
+
+TestUnwinding = Unwinding.TestCase
+TestUnwinding.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def due_work(compensation: Compensation | None = None, **call: Any) -> Work:
+    """Make the work of a session with one committed effect whose undo is due."""
+    entry = new_entry(compensation=compensation or new_compensation())
+    return Work(
+        call=new_call(**call),
+        item=unwinding.StackItem(entry=entry, effect=new_effect(EffectState.COMMITTED)),
+        below=None,
+        has_failed_entries=False,
+    )
+
+
+def sent_work(compensation: Compensation | None = None, effect: EffectState = EffectState.COMPENSATING, **call: Any) -> Work:
+    """Make the work of a session whose one undo was sent once, and has not been answered yet."""
+    sent = {
+        "url": UNDO_URL,
+        "body": b"{}",
+        "outcome": Outcome.COMMITTED,
+        "attempts": 1,
+        "is_attempt_open": True,
+        "first_sent_at": START,
+    }
+    entry = new_entry(UndoState.RUNNING, compensation=compensation or new_compensation())
+    return Work(
+        call=new_call(**{**sent, **call}),
+        item=unwinding.StackItem(entry=entry, effect=new_effect(effect)),
+        below=None,
+        has_failed_entries=False,
+    )
+
+
+def draft_of(state: SessionState, seconds: float = 0, **changes: Any) -> WitnessedDraft:
+    """Begin the orchestrator's decision about a session in a state."""
+    world = World(seed=1, session=new_session(state, **changes), now=START + timedelta(seconds=seconds))
+    return world.draft(ORCHESTRATOR)
+
+
+# What the effect is known to be, what its descriptor says -> what is sent as what, or why the session halts (contract, section 4).
+FREEZES: list[tuple[EffectState, bytes | None, Compensation, tuple[str, bytes, Outcome] | HaltReason]] = [
+    (EffectState.COMMITTED, b'{"credit_id":"c-1"}', new_compensation(OPEN_ARGS), (UNDO_URL, b'{"credit":"c-1"}', Outcome.COMMITTED)),
+    (EffectState.COMMITTED, b"{}", new_compensation(OPEN_ARGS), HaltReason.UNRESOLVED_REFERENCE),
+    (
+        EffectState.COMMITTED,
+        b"{}",
+        new_compensation(OPEN_ARGS, unknown=UnknownVariant(args=b'{"by":1}')),
+        (UNDO_URL, b'{"by":1}', Outcome.COMMITTED),
+    ),
+    (EffectState.UNKNOWN, None, new_compensation(b'{"a":1.50}'), (UNDO_URL, b'{"a":1.50}', Outcome.UNKNOWN)),
+    (EffectState.UNKNOWN, None, new_compensation(OPEN_ARGS), HaltReason.UNRESOLVED_REFERENCE),
+    (EffectState.UNKNOWN, None, new_compensation(OPEN_ARGS, unknown=UnknownVariant(args=OPEN_ARGS)), HaltReason.UNRESOLVED_REFERENCE),
+    (
+        EffectState.UNKNOWN,
+        None,
+        new_compensation(OPEN_ARGS, unknown=BY_FORWARD_KEY),
+        (
+            "https://ledger.example/undo/by-key",
+            b'{"forward_key":"effect-00000000-0000-0000-0000-000000000001"}',
+            Outcome.UNKNOWN,
+        ),
+    ),
+    (EffectState.UNKNOWN, None, new_compensation(on_unknown=OnUnknown.ESCALATE), HaltReason.UNKNOWN_OUTCOME),
+    (EffectState.COMMITTED, b"{}", new_compensation(on_unknown=OnUnknown.ESCALATE), (UNDO_URL, b"{}", Outcome.COMMITTED)),
+]
+
+
+@pytest.mark.parametrize(("state", "result", "compensation", "expected"), FREEZES)
+def test_begin_freezes_or_halts_when_an_entry_is_first_sent(
+    state: EffectState, result: bytes | None, compensation: Compensation, expected: tuple[str, bytes, Outcome] | HaltReason
+) -> None:
+    """What is sent is complete or is not sent; a halted entry stays pending, as does its effect."""
+    work = due_work(compensation)
+    item = unwinding.StackItem(entry=work.item.entry, effect=new_effect(state, result=result))
+    draft = draft_of(SessionState.FAILED)
+    move = unwinding.begin(draft, Work(call=work.call, item=item, below=None, has_failed_entries=False))
+    changes = draft.changes()
+    if isinstance(expected, HaltReason):
+        assert isinstance(move, Rest)
+        assert (changes.after.state, changes.after.halt_reason) == (SessionState.HALTED, expected)
+        assert (changes.effects, changes.undo_entries) == ((), ())
+        assert changes.calls[0].after.due_at is None
+        assert [entry.kind for entry in changes.entries] == [EntryKind.HALTED]
+        return
+    assert isinstance(move, Send)
+    assert (move.call.url, move.call.body, move.call.outcome) == expected
+    assert (changes.after.state, changes.effects[0].after.state) == (SessionState.COMPENSATING, EffectState.COMPENSATING)
+    assert [entry.kind for entry in changes.entries] == [EntryKind.COMPENSATING]
+
+
+def test_bytes_stay_when_the_result_is_learnt_after_the_first_send() -> None:
+    """A retry sends what was frozen, though by now the reference could be bound."""
+    compensation = new_compensation(OPEN_ARGS, unknown=UnknownVariant(args=b'{"by":1}'))
+    work = sent_work(compensation, body=b'{"by":1}', outcome=Outcome.UNKNOWN, is_attempt_open=False)
+    move = unwinding.begin(draft_of(SessionState.COMPENSATING), work)
+    assert isinstance(move, Send)
+    assert (move.call.body, move.call.outcome, move.call.attempts) == (b'{"by":1}', Outcome.UNKNOWN, 2)
+
+
+@pytest.mark.parametrize(
+    ("session", "entry", "expected"),
+    [
+        (SessionState.HALTED, UndoState.PENDING, SessionState.HALTED),
+        (SessionState.HALTED, UndoState.RUNNING, SessionState.HALTED),
+        (SessionState.COMPENSATED, UndoState.COMPENSATED, SessionState.COMPENSATED),
+        (SessionState.RESOLVED, UndoState.PENDING, SessionState.RESOLVED),
+        (SessionState.FAILED, UndoState.SKIPPED, SessionState.COMPENSATED),
+        (SessionState.COMPENSATING, UndoState.SKIPPED, SessionState.COMPENSATED),
+        (SessionState.COMPENSATING, UndoState.COMPENSATED, SessionState.COMPENSATED),
+    ],
+)
+def test_begin_sends_nothing_when_there_is_nothing_left_to_undo(session: SessionState, entry: UndoState, expected: SessionState) -> None:
+    """A call that became due and lost its point ends; where it was the last, so does the session."""
+    work = due_work()
+    item = unwinding.StackItem(entry=new_entry(entry), effect=work.item.effect)
+    draft = draft_of(session)
+    move = unwinding.begin(draft, Work(call=work.call, item=item, below=None, has_failed_entries=False))
+    changes = draft.changes()
+    assert isinstance(move, Rest)
+    assert changes.after.state is expected
+    assert [change.after.due_at for change in changes.calls] == [None]
+    assert (changes.effects, changes.undo_entries) == ((), ())
+
+
+def test_begin_counts_an_interruption_when_an_attempt_has_no_end() -> None:
+    """An attempt whose end nobody recorded may have been processed: it is counted as such and sent again."""
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.begin(draft, sent_work())
+    assert isinstance(move, Send)
+    assert (move.call.attempts, move.call.interrupted, move.call.may_be_processing, move.call.failures) == (2, 1, True, 0)
+
+
+def test_begin_halts_as_poison_when_attempts_never_end() -> None:
+    """A call that takes its worker along every time is given to a person."""
+    draft = draft_of(SessionState.COMPENSATING)
+    work = sent_work(attempts=POISON_AFTER_INTERRUPTED, interrupted=POISON_AFTER_INTERRUPTED - 1)
+    assert isinstance(unwinding.begin(draft, work), Rest)
+    assert (draft.session.state, draft.session.halt_reason) == (SessionState.HALTED, HaltReason.POISON)
+
+
+@pytest.mark.parametrize(("seconds", "is_over"), [(86_399.999, False), (86_400, True), (90_000, True)])
+def test_begin_gives_up_when_the_deadline_is_reached(seconds: float, is_over: bool) -> None:  # noqa: FBT001 (a column of the table)
+    """The deadline is the first moment at which nothing is sent any more."""
+    draft = draft_of(SessionState.COMPENSATING, seconds)
+    move = unwinding.begin(draft, sent_work(is_attempt_open=False))
+    assert isinstance(move, Rest) is is_over
+    if is_over:
+        assert draft.session.halt_reason is HaltReason.DEADLINE_EXCEEDED
+        assert EntryKind.COMPENSATION_FAILED in {entry.kind for entry in draft.changes().entries}
+
+
+# How the session ends after an answer that is final for its only entry: independent or not, late effect or not.
+ENDINGS: list[tuple[Attempt, bool, bool, SessionState, HaltReason | None, UndoState]] = [
+    (DONE, False, False, SessionState.COMPENSATED, None, UndoState.COMPENSATED),
+    (DONE, True, False, SessionState.COMPENSATED, None, UndoState.COMPENSATED),
+    (DONE, False, True, SessionState.HALTED, HaltReason.LATE_EFFECT, UndoState.COMPENSATED),
+    (answered(400), False, False, SessionState.HALTED, HaltReason.COMPENSATION_FAILED, UndoState.FAILED),
+    (answered(400), True, False, SessionState.HALTED, HaltReason.COMPENSATION_FAILED, UndoState.FAILED),
+    (answered(303), False, False, SessionState.HALTED, HaltReason.COMPENSATION_FAILED, UndoState.FAILED),
+    (
+        broken(Failure.EGRESS_DENIED, was_sent=False),
+        False,
+        False,
+        SessionState.HALTED,
+        HaltReason.EGRESS_DENIED,
+        UndoState.FAILED,
+    ),
+]
+
+
+@pytest.mark.parametrize(("attempt", "independent", "late", "state", "reason", "entry"), ENDINGS)
+def test_record_ends_the_session_when_the_last_entry_is_settled(  # noqa: PLR0913, PLR0917 (the columns of the table)
+    attempt: Attempt,
+    independent: bool,  # noqa: FBT001
+    late: bool,  # noqa: FBT001
+    state: SessionState,
+    reason: HaltReason | None,
+    entry: UndoState,
+) -> None:
+    """Undone, or halted with the reason; never anything between."""
+    draft = draft_of(SessionState.COMPENSATING, late_effect=late, clean=not late)
+    move = unwinding.record(draft, sent_work(new_compensation(independent=independent)), attempt, 0.5)
+    changes = draft.changes()
+    assert isinstance(move, Rest)
+    assert (changes.after.state, changes.after.halt_reason, changes.undo_entries[0].after.state) == (state, reason, entry)
+    assert changes.calls[0].after.due_at is None
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_record_goes_past_a_failed_entry_when_it_is_independent_only(independent: bool) -> None:  # noqa: FBT001 (both values of a switch)
+    """A failure stops the unwind with the rest pending, unless the descriptor says that the rest does not depend on it."""
+    below = unwinding.StackItem(entry=new_entry(), effect=new_effect(EffectState.COMMITTED))
+    upper = sent_work(new_compensation(independent=independent))
+    item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2, compensation=upper.item.entry.compensation), effect=upper.item.effect)
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.record(draft, Work(call=upper.call, item=item, below=below, has_failed_entries=False), answered(400), 0.5)
+    states = {change.after.stack_position: change.after.state for change in draft.changes().undo_entries}
+    if independent:
+        assert isinstance(move, Send)
+        assert states == {2: UndoState.FAILED, 1: UndoState.RUNNING}
+        return
+    assert isinstance(move, Rest)
+    assert states == {2: UndoState.FAILED}
+
+
+def test_record_begins_nothing_new_when_the_worker_is_stopping() -> None:
+    """The next entry becomes due for whoever comes next, and is neither frozen nor counted."""
+    below = unwinding.StackItem(entry=new_entry(step=1), effect=new_effect(EffectState.COMMITTED))
+    upper = sent_work()
+    item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2), effect=upper.item.effect)
+    work = Work(call=upper.call, item=item, below=below, has_failed_entries=False, may_go_on=False)
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.record(draft, work, DONE, 0.5)
+    assert isinstance(move, Wait)
+    assert (move.seconds, move.call.step_index, move.call.attempts, move.call.first_sent_at) == (0.0, 1, 0, None)
+    assert move.call.due_at == draft.now
+
+
+# Budget of 2 retries, waits of 100, 200 ms at most, jitter's die at its middle.
+RETRIES: list[tuple[int, Attempt, float | None]] = [
+    (0, answered(500), 0.05),
+    (1, answered(500), 0.1),
+    (2, answered(500), None),
+    (0, answered(503, retry_after="20"), 20.0),
+    (0, answered(503, retry_after="7200"), 3_600.0),
+    (0, answered(503, retry_after="rubbish"), 0.05),
+    (1, broken(Failure.CONNECT, was_sent=False), 0.1),
+    (2, broken(Failure.TIMEOUT, was_sent=True), None),
+]
+
+
+@pytest.mark.parametrize(("failures", "attempt", "seconds"), RETRIES)
+def test_record_waits_or_gives_up_when_an_attempt_may_be_repeated(failures: int, attempt: Attempt, seconds: float | None) -> None:
+    """The budget counts failures; the wait is the longer of the backoff and what the endpoint asked for."""
+    work = sent_work(new_compensation(retry=RetryPolicy(max_retries=2)), failures=failures, attempts=failures + 1)
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.record(draft, work, attempt, 0.5)
+    if seconds is None:
+        assert isinstance(move, Rest)
+        assert draft.session.halt_reason is HaltReason.COMPENSATION_FAILED
+        return
+    assert isinstance(move, Wait)
+    assert move.seconds == pytest.approx(seconds)
+    assert move.call.due_at == START + timedelta(seconds=seconds)
+    assert (move.call.failures, move.call.is_attempt_open) == (failures + 1, False)
+
+
+def test_record_never_waits_past_the_deadline_when_the_endpoint_asks_for_more() -> None:
+    """The wait is cut at the deadline, where the entry is given up."""
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.record(draft, sent_work(deadline_at=START + timedelta(seconds=5)), answered(503, retry_after="60"), 0.5)
+    assert isinstance(move, Wait)
+    assert move.seconds == 5
+
+
+ACCEPTED: list[tuple[str | None, str | None]] = [
+    (None, None),
+    ("/jobs/7", "https://ledger.example/jobs/7"),
+    ("jobs/7#now", "https://ledger.example/jobs/7"),
+    ("https://elsewhere.example/7", "https://elsewhere.example/7"),
+    ("http://[", "http://["),
+]
+
+
+@pytest.mark.parametrize(("location", "poll_url"), ACCEPTED)
+def test_record_asks_on_when_an_undo_is_only_accepted(location: str | None, poll_url: str | None) -> None:
+    """202 settles nothing and uses up no retry: its Location is asked, or the same bytes are sent again."""
+    draft = draft_of(SessionState.COMPENSATING)
+    move = unwinding.record(draft, sent_work(), answered(202, location=location), 0.5)
+    assert isinstance(move, Wait)
+    assert (move.call.poll_url, move.call.failures, move.call.attempts) == (poll_url, 0, 1)
+    assert draft.changes().undo_entries == ()
+    again = draft_of(SessionState.COMPENSATING)
+    sent = unwinding.begin(again, sent_work(is_attempt_open=False, poll_url=poll_url))
+    assert isinstance(sent, Send)
+    assert sent.is_poll is (poll_url is not None)
+    assert (sent.call.attempts, sent.call.polls) == ((1, 1) if poll_url else (2, 0))
+
+
+def test_begin_keeps_interruptions_within_what_was_counted_when_polls_are_cut_off() -> None:
+    """A poll that was cut off is an interruption of a call with one attempt: the table's bound must count polls as well."""
+    work = sent_work(poll_url=UNDO_URL, attempts=1, polls=1, interrupted=1)
+    move = unwinding.begin(draft_of(SessionState.COMPENSATING), work)
+    assert isinstance(move, Send)
+    assert (move.call.attempts, move.call.polls, move.call.interrupted) == (1, 2, 2)
+
+
+def test_conflict_is_waited_out_when_an_earlier_attempt_may_be_processing() -> None:
+    """409 after an attempt of unknown outcome means that the endpoint is busy with that one; first of all it is a no."""
+    busy = unwinding.record(draft_of(SessionState.COMPENSATING), sent_work(may_be_processing=True), answered(409), 0.5)
+    refused = unwinding.record(draft_of(SessionState.COMPENSATING), sent_work(), answered(409), 0.5)
+    assert isinstance(busy, Wait)
+    assert isinstance(refused, Rest)
+
+
+def test_start_ends_at_once_when_nothing_is_pending() -> None:
+    """A run without an undo is compensated by doing nothing, and says so."""
+    draft = draft_of(SessionState.FAILED)
+    unwinding.start(draft, None)
+    assert draft.session.state is SessionState.COMPENSATED
+    assert [entry.kind for entry in draft.changes().entries] == [EntryKind.UNWOUND]
+
+
+def test_start_makes_a_call_due_when_an_entry_is_pending() -> None:
+    """The newest entry is due now, unsent, until its own deadline."""
+    draft = draft_of(SessionState.FAILED)
+    compensation = new_compensation(url="http://ledger.example:8080/u", retry=RetryPolicy(deadline_ms=5_000))
+    entry = new_entry(step=3, compensation=compensation)
+    unwinding.start(draft, unwinding.StackItem(entry=entry, effect=new_effect(EffectState.COMMITTED, 3)))
+    (change,) = draft.changes().calls
+    call = change.after
+    assert (call.call_id, call.step_index, call.destination) == (entry.undo_id, 3, "ledger.example:8080")
+    assert (call.due_at, call.deadline_at, call.attempts, call.body) == (START, START + timedelta(seconds=5), 0, None)
+    assert draft.session.state is SessionState.FAILED
