@@ -1,0 +1,1 @@
+"""What is kept: the only SQL of the service. Must not decide anything that `domain` decides."""

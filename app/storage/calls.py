@@ -1,0 +1,178 @@
+"""Outgoing calls: claim what is due, keep or give back leases, lock one with what it undoes. Must not decide when a call is due."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from app.domain.model import CallId, OrgName, Session, SessionId
+from app.domain.unwinding import StackItem, Work
+from app.storage.changes import Lease
+from app.storage.database import Connection, Transaction
+from app.storage.rows import call_of, effect_of, session_of, undo_entry_of
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A call that this worker may act on as long as its epoch is the newest."""
+
+    org: OrgName
+    session_id: SessionId
+    call_id: CallId
+    destination: str
+    epoch: int
+
+
+CLAIM_SQL = """
+WITH due AS (
+  SELECT org, session_id, call_id
+  FROM outgoing_calls
+  WHERE due_at <= clock_timestamp() AND (leased_until IS NULL OR leased_until <= clock_timestamp()) AND destination <> ALL ($1::text[])
+  ORDER BY due_at
+  LIMIT $2
+  FOR UPDATE SKIP LOCKED
+)
+UPDATE outgoing_calls AS o
+SET leased_by = $3, leased_until = clock_timestamp() + make_interval(secs => $4), epoch = o.epoch + 1
+FROM due
+WHERE o.org = due.org AND o.session_id = due.session_id AND o.call_id = due.call_id
+RETURNING o.org, o.session_id, o.call_id, o.destination, o.epoch
+"""
+
+
+async def claim(connection: Connection, lease: Lease, limit: int, saturated: Sequence[str]) -> list[Claim]:
+    """Lease up to `limit` calls that are due and that no living worker holds, oldest first, over all orgs.
+
+    Needs a dispatcher's connection. Calls to `saturated` destinations are left alone.
+    """
+    rows = await connection.fetch(CLAIM_SQL, list(saturated), limit, lease.worker, lease.seconds)
+    return [Claim(*row) for row in rows]
+
+
+RENEW_SQL = """
+UPDATE outgoing_calls AS o
+SET leased_until = CASE WHEN o.leased_by IS NOT NULL THEN clock_timestamp() + make_interval(secs => $5) END
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
+WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
+RETURNING o.call_id
+"""
+
+
+async def renew(connection: Connection, claims: Sequence[Claim], seconds: float) -> set[CallId]:
+    """Prolong leases to `seconds` from now; return the calls that nobody newer owns. Needs a dispatcher's connection.
+
+    A call that was settled a moment ago has no lease to prolong and is nobody else's: it is returned as well.
+    """
+    rows = await connection.fetch(RENEW_SQL, *_claim_columns(claims), seconds)
+    return {CallId(row["call_id"]) for row in rows}
+
+
+RELEASE_SQL = """
+UPDATE outgoing_calls AS o
+SET leased_by = NULL, leased_until = NULL
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
+WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
+RETURNING o.call_id
+"""
+
+
+async def release(connection: Connection, claims: Sequence[Claim]) -> None:
+    """Give leases back, so that any worker may take the calls once they are due. Needs a dispatcher's connection."""
+    await connection.fetch(RELEASE_SQL, *_claim_columns(claims))
+
+
+def _claim_columns(claims: Sequence[Claim]) -> tuple[list[str], list[str], list[CallId], list[int]]:
+    return (
+        [claim.org for claim in claims],
+        [claim.session_id for claim in claims],
+        [claim.call_id for claim in claims],
+        [claim.epoch for claim in claims],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedCall:
+    """A locked session with the call to work on, and the moment, read after the lock."""
+
+    session: Session
+    now: datetime
+    work: Work
+
+
+# See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the call's own entry, then the newest pending one below it.
+LOCK_CALL_SQL = """
+WITH locked AS MATERIALIZED (
+  SELECT
+    session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds,
+    deadline_at, failed_at, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+  FROM sessions
+  WHERE org = $1 AND session_id = $2
+  FOR NO KEY UPDATE
+),
+below AS (
+  SELECT u.stack_position
+  FROM undo_stack AS u
+  JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
+  WHERE u.org = $1 AND u.session_id = $2 AND u.state = 'pending' AND u.stack_position < c.step_index
+  ORDER BY u.stack_position DESC
+  LIMIT 1
+)
+SELECT
+  l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
+  l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
+  clock_timestamp() AS now, seen.revision AS seen_revision,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
+  e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
+  e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
+  e.version AS e_version,
+  u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  c.call_id AS c_call_id, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
+  c.outcome::text AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
+  c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
+  c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
+  c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
+  NOT EXISTS (SELECT FROM below) AND EXISTS (
+    SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
+  ) AS has_failed_entries
+FROM locked AS l
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
+LEFT JOIN below ON true
+JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position IN (c.step_index, below.stack_position)
+JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = u.stack_position
+ORDER BY u.stack_position DESC
+LIMIT 2
+"""
+
+
+async def lock_call(tx: Transaction, claim: Claim) -> LockedCall:
+    """Lock a claimed call's session and read what the next move needs.
+
+    The call carries the claim's epoch, whatever the row says: it is the write that finds out whether the lease still holds.
+
+    Raises:
+        LookupError: the call is gone.
+    """
+    rows = await tx.connection.fetch(LOCK_CALL_SQL, tx.org, claim.session_id, claim.call_id)
+    if rows and rows[0]["revision"] != rows[0]["seen_revision"]:
+        rows = await tx.connection.fetch(LOCK_CALL_SQL, tx.org, claim.session_id, claim.call_id)
+    if not rows:
+        message = f"call {claim.call_id} of session {claim.session_id} is gone"
+        raise LookupError(message)
+    items = []
+    for row in rows:
+        entry = undo_entry_of(row)
+        if entry is None:
+            raise AssertionError("joined to the undo stack")
+        items.append(StackItem(entry=entry, effect=effect_of(row)))
+    return LockedCall(
+        session=session_of(rows[0], tx.org),
+        now=rows[0]["now"],
+        work=Work(
+            call=replace(call_of(rows[0]), epoch=claim.epoch),
+            item=items[0],
+            below=items[1] if len(items) > 1 else None,
+            has_failed_entries=rows[0]["has_failed_entries"],
+        ),
+    )

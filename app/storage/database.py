@@ -1,0 +1,217 @@
+"""Pools, transactions of one org, the dispatcher's transactions, LISTEN. Must not hold a statement about sessions."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import asyncpg
+
+from app.domain.errors import Unavailable
+from app.domain.model import OrgName
+
+RUNTIME_ROLE = "countermand_runtime"
+DUE_CHANNEL = "countermand_due"
+MOVED_CHANNEL = "countermand_moved"
+
+ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so (reliability.md, X20)
+CONNECT_TIMEOUT_SECONDS = 5.0
+MILLISECOND_BOUNDS = {"lock_timeout": "5000", "statement_timeout": "30000", "idle_in_transaction_session_timeout": "15000"}
+"""Nothing may hold or wait for a session's lock longer than an operator would wait for an answer."""
+
+_ORG = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+Connection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+UNREACHABLE_ERRORS = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+
+
+def is_org_name(text: str) -> bool:
+    """Tell whether `text` can name an org; the schema's `org_name` says the same."""
+    return _ORG.fullmatch(text) is not None
+
+
+class StorageUnavailable(Unavailable):
+    """The database cannot be reached, or cannot answer in time."""
+
+
+class WriteConflict(Exception):
+    """A guarded write met other rows than its decision was made on; the transaction is rolled back, nothing is written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An open transaction that sees the rows of one org."""
+
+    connection: Connection
+    org: OrgName
+
+
+class Database:
+    """One pool of connections, each with the runtime role."""
+
+    def __init__(self, pool: Pool) -> None:
+        """Wrap an open pool; `open_database` makes one."""
+        self._pool = pool
+
+    @asynccontextmanager
+    async def transaction(self, org: OrgName) -> AsyncIterator[Transaction]:
+        """Begin, name the org for row-level security, commit at the end; roll back on any exception.
+
+        The commit is over when the block is left: answer after it.
+
+        Raises:
+            StorageUnavailable: no connection in time, or it broke; whether a commit in flight took effect is then unknown.
+        """
+        async with self._begun("READ COMMITTED", org) as connection:
+            yield Transaction(connection, org)
+
+    @asynccontextmanager
+    async def snapshot(self, org: OrgName) -> AsyncIterator[Transaction]:
+        """Begin a read-only transaction of one org whose statements all see the same moment.
+
+        Raises:
+            StorageUnavailable: no connection in time, or it broke.
+        """
+        async with self._begun("REPEATABLE READ READ ONLY", org) as connection:
+            yield Transaction(connection, org)
+
+    @asynccontextmanager
+    async def dispatch(self) -> AsyncIterator[Connection]:
+        """Begin as the dispatcher, who may see which calls are due and whose a key is in every org, and nothing else."""
+        async with self._begun("READ COMMITTED", None) as connection:
+            await connection.execute(BECOME_DISPATCHER_SQL)
+            yield connection
+
+    @asynccontextmanager
+    async def outside_orgs(self) -> AsyncIterator[Connection]:
+        """Begin without an org: every table with rows of orgs refuses."""
+        async with self._begun("READ COMMITTED", None) as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def _begun(self, isolation: str, org: OrgName | None) -> AsyncIterator[Connection]:
+        begin = f"BEGIN ISOLATION LEVEL {isolation}"
+        if org is not None:
+            if not is_org_name(org):
+                message = f"not an org name: {org!r}"
+                raise ValueError(message)
+            # The simple protocol takes two statements in one trip but no parameters; the name was checked just above.
+            begin = f"{begin}; SELECT set_config('app.org', '{org}', true)"
+        try:
+            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+                await connection.execute(begin)
+                try:
+                    yield connection
+                except BaseException:
+                    if not connection.is_closed():
+                        await connection.execute("ROLLBACK")
+                    raise
+                await connection.execute("COMMIT")
+        except UNREACHABLE_ERRORS as error:
+            raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again") from error
+
+    async def close(self) -> None:
+        """Close every connection; those in use are given up after the connect timeout."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
+                await self._pool.close()
+        except TimeoutError:
+            self._pool.terminate()
+
+
+@asynccontextmanager
+async def open_database(dsn: str, *, size: int, application_name: str) -> AsyncIterator[Database]:
+    """Open a pool of at most `size` connections and close it at the end; a connection is made when it is first needed."""
+    pool = asyncpg.create_pool(
+        dsn,
+        min_size=0,
+        max_size=size,
+        timeout=CONNECT_TIMEOUT_SECONDS,
+        server_settings={"role": RUNTIME_ROLE, "application_name": application_name, **MILLISECOND_BOUNDS},
+    )
+    await pool
+    database = Database(pool)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def listen(dsn: str, callbacks: Mapping[str, Callable[[str], None]]) -> AsyncIterator[asyncio.Event]:
+    """Listen on channels over a connection of its own; the event is set when that connection is gone.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+    """
+    gone = asyncio.Event()
+    try:
+        connection = await asyncpg.connect(
+            dsn,
+            timeout=CONNECT_TIMEOUT_SECONDS,
+            server_settings={"role": RUNTIME_ROLE, "application_name": "countermand listen"},
+        )
+        connection.add_termination_listener(lambda _: gone.set())
+        for channel, callback in callbacks.items():
+            await connection.add_listener(channel, _payload_to(callback))
+    except UNREACHABLE_ERRORS as error:
+        raise StorageUnavailable("storage_unavailable", "the database cannot be listened to now") from error
+    try:
+        yield gone
+    finally:
+        await _close_quietly(connection)
+
+
+def _payload_to(callback: Callable[[str], None]) -> Callable[..., None]:
+    def listener(_connection: object, _pid: int, _channel: str, payload: object) -> None:
+        callback(str(payload))
+
+    return listener
+
+
+async def _close_quietly(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    try:
+        await connection.close(timeout=CONNECT_TIMEOUT_SECONDS)
+    except UNREACHABLE_ERRORS:
+        connection.terminate()
+
+
+BECOME_DISPATCHER_SQL = """
+SET LOCAL ROLE countermand_dispatcher
+"""
+
+REVISION_SQL = """
+SELECT version_num
+FROM alembic_version
+LIMIT 1
+"""
+
+
+async def read_revision(database: Database) -> str | None:
+    """Return the schema's revision, or None where there is no schema.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+    """
+    try:
+        async with database.outside_orgs() as connection:
+            revision: str | None = await connection.fetchval(REVISION_SQL)
+    except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
+        return None
+    return revision

@@ -1,0 +1,126 @@
+"""Turn records of the database into the domain's values. Must not hold SQL: the columns' names are the aliases of the statements."""
+
+from asyncpg import Record
+
+from app.domain import compensation
+from app.domain.model import (
+    Approval,
+    CallId,
+    Effect,
+    EffectId,
+    EffectState,
+    HaltReason,
+    JournalHead,
+    OrgName,
+    Outcome,
+    OutgoingCall,
+    Reversibility,
+    Session,
+    SessionId,
+    SessionState,
+    StepIndex,
+    UndoEntry,
+    UndoId,
+    UndoState,
+)
+
+
+def session_of(row: Record, org: OrgName) -> Session:
+    """Read a session from columns without prefix."""
+    return Session(
+        org=org,
+        session_id=SessionId(row["session_id"]),
+        owner=row["owner"],
+        agent=row["agent"],
+        metadata=row["metadata"],
+        state=SessionState(row["state"]),
+        halt_reason=None if row["halt_reason"] is None else HaltReason(row["halt_reason"]),
+        clean=row["clean"],
+        pivoted=row["pivoted"],
+        late_effect=row["late_effect"],
+        last_step=row["last_step"],
+        idle_seconds=row["idle_seconds"],
+        deadline_at=row["deadline_at"],
+        failed_at=row["failed_at"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        active_at=row["active_at"],
+        version=row["version"],
+        revision=row["revision"],
+        head=JournalHead(seq=row["journal_seq"], digest=row["journal_hash"], at=row["journal_at"]),
+    )
+
+
+def effect_of(row: Record) -> Effect:
+    """Read an effect from columns prefixed `e_`."""
+    return Effect(
+        step_index=StepIndex(row["e_step_index"]),
+        effect_id=EffectId(row["e_effect_id"]),
+        tool=row["e_tool"],
+        reversibility=Reversibility(row["e_reversibility"]),
+        state=EffectState(row["e_state"]),
+        outcome=None if row["e_outcome"] is None else Outcome(row["e_outcome"]),
+        payload=row["e_payload"],
+        payload_sha256=row["e_payload_sha256"],
+        result=row["e_result"],
+        error=row["e_error"],
+        request_key=row["e_request_key"],
+        request_sha256=row["e_request_sha256"],
+        attempt=row["e_attempt"],
+        traceparent=row["e_traceparent"],
+        registered_at=row["e_registered_at"],
+        executed_at=row["e_executed_at"],
+        version=row["e_version"],
+    )
+
+
+def undo_entry_of(row: Record) -> UndoEntry | None:
+    """Read an undo entry from columns prefixed `u_`; None where the effect has none."""
+    if row["u_undo_id"] is None:
+        return None
+    return UndoEntry(
+        undo_id=UndoId(row["u_undo_id"]),
+        stack_position=StepIndex(row["u_stack_position"]),
+        state=UndoState(row["u_state"]),
+        compensation=compensation.read(row["u_compensation"]),
+        by_hand=row["u_by_hand"],
+        registered_at=row["u_registered_at"],
+        compensated_at=row["u_compensated_at"],
+    )
+
+
+def approval_of(row: Record) -> Approval | None:
+    """Read an approval from columns prefixed `a_`; None where none was asked for."""
+    if row["a_requested_at"] is None:
+        return None
+    return Approval(
+        step_index=StepIndex(row["e_step_index"]),
+        requested_by=row["a_requested_by"],
+        requested_at=row["a_requested_at"],
+        expires_at=row["a_expires_at"],
+    )
+
+
+def call_of(row: Record) -> OutgoingCall:
+    """Read an outgoing call from columns prefixed `c_`."""
+    return OutgoingCall(
+        call_id=CallId(row["c_call_id"]),
+        step_index=StepIndex(row["c_step_index"]),
+        destination=row["c_destination"],
+        url=row["c_url"],
+        body=row["c_body"],
+        outcome=None if row["c_outcome"] is None else Outcome(row["c_outcome"]),
+        attempts=row["c_attempts"],
+        failures=row["c_failures"],
+        interrupted=row["c_interrupted"],
+        polls=row["c_polls"],
+        is_attempt_open=row["c_is_attempt_open"],
+        may_be_processing=row["c_may_be_processing"],
+        poll_url=row["c_poll_url"],
+        last_status=row["c_last_status"],
+        last_error=row["c_last_error"],
+        due_at=row["c_due_at"],
+        first_sent_at=row["c_first_sent_at"],
+        deadline_at=row["c_deadline_at"],
+        epoch=row["c_epoch"],
+    )
