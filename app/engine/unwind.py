@@ -1,0 +1,183 @@
+"""One claimed call after another of one session: count, send, record, until there is nothing to send now. Must not outlive its lease."""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+import structlog
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from app.domain import unwinding
+from app.domain.draft import Changes, Draft, Surroundings
+from app.domain.retry import Attempt
+from app.domain.unwinding import Move, Rest, Send, Wait
+from app.engine.clock import Clock
+from app.engine.events import announce
+from app.engine.outbound import Outbound, OutgoingRequest
+from app.storage import calls
+from app.storage import changes as storage_changes
+from app.storage.calls import Claim, LockedCall
+from app.storage.changes import Lease
+from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
+
+ACTOR = "orchestrator"  # who causes an unwind's journal entries
+USER_AGENT = "countermand"
+IN_PLACE_SECONDS = 2.0
+"""Waits up to this long are slept under the lease; longer ones give it back, and the call's due time in the database holds them."""
+
+_log = structlog.stdlib.get_logger("countermand")
+
+
+class LeaseLost(Exception):
+    """The call belongs to a newer epoch: whatever this worker knows of it changes nothing any more."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """What a worker holds now: the claim moves on to the next call of the session under the same lease."""
+
+    claim: Claim
+    is_stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwind:
+    """The runner of single attempts over one database."""
+
+    database: Database
+    outbound: Outbound
+    clock: Clock
+    lease: Lease
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    random_unit: Callable[[], float] = field(default=secrets.SystemRandom().random)
+
+    async def run(self, holding: Holding) -> None:
+        """Work on a session from a claimed call on, until it rests, or waits for longer than a moment, or the worker is stopping.
+
+        Raises:
+            LeaseLost: somebody newer owns the call. StorageUnavailable: the database is away; the lease will run out.
+        """
+        move = await self._begin(holding)
+        while True:
+            match move:
+                case Send():
+                    attempt = await self._send(holding.claim, move)
+                    move = await self._record(holding, attempt)
+                case Wait():
+                    if not await self._may_resume_after(holding, move.seconds):
+                        await self._release(holding.claim)
+                        return
+                    move = await self._begin(holding)
+                case Rest():
+                    return
+                case _:
+                    assert_never(move)
+
+    async def _begin(self, holding: Holding) -> Move:
+        async with self.database.transaction(holding.claim.org) as tx:
+            locked = await calls.lock_call(tx, holding.claim)
+            draft = self._draft(locked)
+            move = unwinding.begin(draft, locked.work)
+            written = await self._write(tx, draft)
+        _follow(holding, move)
+        announce(written)
+        return move
+
+    async def _record(self, holding: Holding, attempt: Attempt) -> Move:
+        """Write down an answer; while the database is away, keep trying as long as the lease lasts, so that the answer is not lost."""
+        async for trial in AsyncRetrying(
+            retry=retry_if_exception_type(StorageUnavailable),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            stop=stop_after_delay(self.lease.seconds),
+            sleep=self.clock.sleep,
+            reraise=True,
+        ):
+            with trial:
+                return await self._record_once(holding, attempt)
+        raise AssertionError("tenacity returns or raises")
+
+    async def _record_once(self, holding: Holding, attempt: Attempt) -> Move:
+        async with self.database.transaction(holding.claim.org) as tx:
+            locked = await calls.lock_call(tx, holding.claim)
+            if not locked.work.call.is_attempt_open:
+                # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
+                raise LeaseLost
+            draft = self._draft(locked)
+            work = replace(locked.work, may_go_on=not holding.is_stopping)
+            move = unwinding.record(draft, work, attempt, self.random_unit())
+            written = await self._write(tx, draft)
+        _follow(holding, move)
+        announce(written)
+        return move
+
+    async def _write(self, tx: Transaction, draft: Draft) -> Changes:
+        changes = draft.changes()
+        try:
+            await storage_changes.write(tx, [changes], lease=self.lease)
+        except WriteConflict as conflict:
+            raise LeaseLost from conflict
+        return changes
+
+    async def _may_resume_after(self, holding: Holding, seconds: float) -> bool:
+        if seconds > IN_PLACE_SECONDS:
+            return False
+        await self.clock.sleep(seconds)
+        return not holding.is_stopping
+
+    async def _release(self, claim: Claim) -> None:
+        async with self.database.dispatch() as connection:
+            await calls.release(connection, [claim])
+
+    async def _send(self, claim: Claim, move: Send) -> Attempt:
+        call, item = move.call, move.item
+        if call.url is None or call.body is None or call.outcome is None:
+            raise AssertionError(f"call {call.call_id} is to be sent and not frozen")
+        attempt = await self.outbound.send(
+            OutgoingRequest(
+                method="GET" if move.is_poll else "POST",
+                url=call.poll_url or call.url,
+                headers={
+                    "Idempotency-Key": item.entry.idempotency_key,
+                    "Countermand-Session": claim.session_id,
+                    "Countermand-Step": str(call.step_index),
+                    "Countermand-Effect": str(item.effect.effect_id),
+                    "Countermand-Outcome": call.outcome.value,
+                    "Countermand-Attempt": str(call.attempts),
+                    "traceparent": self._traceparent(item.effect.traceparent),
+                    "User-Agent": USER_AGENT,
+                }
+                | ({} if move.is_poll else {"Content-Type": "application/json"}),
+                body=b"" if move.is_poll else call.body,
+                timeout_seconds=item.entry.compensation.retry.timeout_ms / 1000,
+            )
+        )
+        _log.info(
+            "attempt_ended",
+            org=claim.org,
+            session_id=claim.session_id,
+            step=call.step_index,
+            undo_id=str(item.entry.undo_id),
+            attempt=call.attempts,
+            status=attempt.status,
+            failure=attempt.failure,
+            duration_ms=attempt.duration_ms,
+        )
+        return attempt
+
+    def _draft(self, locked: LockedCall) -> Draft:
+        return Draft(locked.session, Surroundings(now=locked.now, actor=ACTOR, random_bytes=self.random_bytes))
+
+    def _traceparent(self, incoming: str | None) -> str:
+        """Continue the trace that the intercept came with, under a span of our own (W3C Trace Context)."""
+        version, trace_id, flags = "00", self.random_bytes(16).hex(), "01"
+        if incoming is not None:
+            _, trace_id, _, flags = incoming.split("-")[:4]
+        return f"{version}-{trace_id}-{self.random_bytes(8).hex()}-{flags}"
+
+
+def _follow(holding: Holding, move: Move) -> None:
+    """Let the claim move on to the session's next call, which was written under the same lease."""
+    if isinstance(move, Rest) or move.call.call_id == holding.claim.call_id:
+        return
+    holding.claim = replace(holding.claim, call_id=move.call.call_id, destination=move.call.destination, epoch=move.call.epoch)
