@@ -1,0 +1,47 @@
+"""Whether the process lives and whether it can serve. Must not touch the database for liveness: its outage must not restart replicas."""
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api import schemas
+from app.api.dependencies import Engine, EngineDependency
+from app.api.errors import problem_responses
+from app.api.render import json_response
+from app.domain.errors import Unavailable
+from app.storage.database import StorageUnavailable, read_revision
+
+OK = "ok"
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/livez", operation_id="getLiveness", responses={200: {"model": schemas.HealthView}})
+async def livez() -> Response:
+    """Say that the event loop answers."""
+    return json_response({"status": OK, "checks": {}})
+
+
+@router.get("/readyz", operation_id="getReadiness", responses={200: {"model": schemas.HealthView}, **problem_responses(503)})
+async def readyz(engine: EngineDependency) -> Response:
+    """Say whether the database answers, its schema is the one this code knows, and the orchestrator turns."""
+    checks = {"database": await _database(engine), "orchestrator": _orchestrator(engine)}
+    failing = ", ".join(f"{name}: {found}" for name, found in checks.items() if found != OK)
+    if failing:
+        raise Unavailable("not_ready", failing, checks=checks)
+    return json_response({"status": OK, "checks": dict(checks)})
+
+
+async def _database(engine: Engine) -> str:
+    try:
+        revision = await read_revision(engine.database)
+    except StorageUnavailable:
+        return "unreachable"
+    if revision != engine.schema_revision:
+        return f"schema revision is {revision}, expected {engine.schema_revision}: run `countermand migrate`"
+    return OK
+
+
+def _orchestrator(engine: Engine) -> str:
+    if engine.orchestrator is None:
+        return OK
+    return OK if engine.orchestrator.is_turning() else "the loop has not turned lately, or is stopping"

@@ -1,0 +1,100 @@
+"""`countermand ...`: the commands, and what they need to start. Must not contain a rule of the saga."""
+
+import sys
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from app.cli import keys, serving
+from app.cli.checks import run_checks, run_tests
+from app.cli.embedded_postgres import PostgresError
+from app.cli.refusals import SetupError
+from app.cli.target import target
+from app.domain.errors import SagaError
+from app.domain.model import Role
+from app.settings import Settings
+
+EXIT_NEGATIVE, EXIT_SETUP, EXIT_UNREACHABLE = 1, 2, 5
+
+cli = typer.Typer(
+    name="countermand",
+    help="An HTTP saga orchestrator for AI agents' tool side effects.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+keys_cli = typer.Typer(help="Bearer keys.", no_args_is_help=True, rich_markup_mode=None)
+cli.add_typer(keys_cli, name="keys")
+
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+@cli.command()
+def serve(
+    *,
+    no_orchestrator: Annotated[bool, typer.Option("--no-orchestrator", help="Serve the API only.")] = False,
+    orchestrator_only: Annotated[
+        bool, typer.Option("--orchestrator-only", help="Unwind only; of the API, only the health checks.")
+    ] = False,
+) -> None:
+    """Serve the API and run the orchestrator, in one process; any number of replicas may share one database."""
+    if no_orchestrator and orchestrator_only:
+        raise typer.BadParameter("--no-orchestrator and --orchestrator-only exclude each other")
+    serving.serve(Settings(), has_api=not orchestrator_only, has_orchestrator=not no_orchestrator)
+
+
+@cli.command()
+def migrate() -> None:
+    """Bring the database's schema to the newest revision."""
+    serving.migrate(Settings())
+
+
+@cli.command()
+def dev() -> None:
+    """Serve on an embedded Postgres with a `demo` org, its keys printed, loopback endpoints and inline tools allowed."""
+    serving.dev(Settings())
+
+
+@keys_cli.command("create")
+def create_key(
+    org: Annotated[str, typer.Option(help="The tenant; made if it is new.")],
+    role: Annotated[Role, typer.Option(help="What the key may be used for.")],
+    subject: Annotated[str, typer.Option(help="Who holds it; two keys of one subject are the same person.")],
+    output: Annotated[keys.Output, typer.Option(help="text: the key alone; json: all that is known of it.")] = keys.Output.TEXT,
+) -> None:
+    """Make a bearer key and print it, once: only its digest is kept."""
+    settings = Settings()
+    with target(settings) as database_url:
+        made = keys.create(database_url, org=org, role=role, subject=subject)
+    typer.echo(made.as_json() if output is keys.Output.JSON else made.key)
+
+
+@cli.command(context_settings=PASS_ON)
+def test(context: typer.Context) -> None:
+    """Run the tests on a Postgres of their own; arguments go to pytest."""
+    raise typer.Exit(run_tests(context.args))
+
+
+@cli.command()
+def check() -> None:
+    """Run format, lint, types, import contracts and golden files."""
+    raise typer.Exit(run_checks())
+
+
+def main() -> None:
+    """Run a command; a refusal is one line on stderr and an exit code: 1 refused, 2 not set up, 5 database unreachable."""
+    try:
+        cli()
+    except ValidationError as error:
+        faults = "; ".join(f"COUNTERMAND_{'_'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors())
+        _refuse(faults, EXIT_SETUP)
+    except (SetupError, PostgresError) as error:
+        _refuse(str(error), EXIT_SETUP)
+    except SagaError as error:
+        _refuse(error.detail, EXIT_UNREACHABLE if error.code == "storage_unavailable" else EXIT_NEGATIVE)
+
+
+def _refuse(message: str, code: int) -> None:
+    typer.echo(f"countermand: {message}", err=True)
+    sys.exit(code)

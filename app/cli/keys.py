@@ -1,0 +1,61 @@
+"""Make bearer keys. Must not print or keep a secret anywhere but in what it returns."""
+
+import asyncio
+import json
+import secrets
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from app.cli.refusals import SetupError
+from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
+from app.domain.model import OrgName, Principal, Role
+from app.storage.database import is_org_name, open_database
+from app.storage.keys import KeptKey, create_key
+
+MAX_SUBJECT_CHARACTERS = 200
+
+
+class Output(StrEnum):
+    """How a result is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeKey:
+    """A new key, to be shown once."""
+
+    key: str
+    key_id: str
+    org: str
+    role: str
+    subject: str
+
+    def as_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def create(database_url: str, *, org: str, role: Role, subject: str) -> MadeKey:
+    """Make a key and keep its digest.
+
+    Raises:
+        SetupError: an org or subject that cannot be one. StorageUnavailable: the database cannot be reached.
+    """
+    if not is_org_name(org):
+        raise SetupError(f"{org!r} is no org name: expected 1 to 63 of a-z, 0-9 and hyphens inside")
+    if not 1 <= len(subject) <= MAX_SUBJECT_CHARACTERS or not subject.isprintable():
+        raise SetupError(f"expected a subject of 1 to {MAX_SUBJECT_CHARACTERS} printable characters")
+    return asyncio.run(_create(database_url, OrgName(org), role, subject))
+
+
+async def _create(database_url: str, org: OrgName, role: Role, subject: str) -> MadeKey:
+    text, kept = make_key(secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
+    principal = Principal(org=org, role=role, subject=subject, key_id=kept.key_id)
+    async with (
+        open_database(database_url, size=1, application_name="countermand keys") as database,
+        database.transaction(org) as tx,
+    ):
+        await create_key(tx, KeptKey(principal=principal, secret_digest=kept.secret_digest))
+    return MadeKey(key=text, key_id=kept.key_id, org=org, role=role.value, subject=subject)

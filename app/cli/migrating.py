@@ -1,0 +1,31 @@
+"""Bring a database's schema to a revision. Must not know what is in a revision."""
+
+from pathlib import Path
+
+import asyncpg
+from alembic import command
+from alembic.config import Config
+
+MIGRATIONS = Path(__file__).resolve().parent.parent.parent / "migrations"
+CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+def migrate(database_url: str, revision: str = "head") -> None:
+    """Move the schema up to `revision` in one transaction; two at once wait for one another."""
+    command.upgrade(_config(database_url), revision)
+
+
+def downgrade(database_url: str, revision: str) -> None:
+    """Move the schema back to `revision`."""
+    command.downgrade(_config(database_url), revision)
+
+
+def _config(database_url: str) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+
+    async def connect() -> "asyncpg.Connection[asyncpg.Record]":
+        return await asyncpg.connect(database_url, timeout=CONNECT_TIMEOUT_SECONDS)
+
+    config.attributes["connect"] = connect
+    return config

@@ -1,0 +1,139 @@
+"""Start the service and end it cleanly. Must not configure what `main` composes beyond handing it settings."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+import typer
+import uvicorn
+
+from app import observability
+from app.cli import keys, migrating
+from app.cli.target import target
+from app.domain.model import Role
+from app.main import Parts, create_app
+from app.settings import Settings
+
+DEV_EGRESS = "localhost,127.0.0.0/8,::1/128"
+DEV_ORG = "demo"
+DEV_SUBJECTS: Mapping[Role, str] = {
+    Role.AGENT: "demo-agent",
+    Role.OPERATOR: "demo-operator",
+    Role.AUDITOR: "demo-auditor",
+    Role.ADMIN: "demo-admin",
+}
+KEEP_ALIVE_SECONDS = 75  # above the usual idle time of proxies, so that they, not we, close first
+
+_log = structlog.stdlib.get_logger("countermand")
+
+
+class Server(uvicorn.Server):
+    """Uvicorn with our way to stop: SIGTERM and SIGINT stop claiming at once, let requests and attempts end, and the exit code is 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals in the loop; nothing is raised again after the shutdown."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and say where: the port may have been left to the system."""
+        await super().startup(sockets)
+        for bound in sockets or ():
+            host, port = bound.getsockname()[:2]
+            _log.info("serving", host=host, port=port)
+
+    def _stop(self) -> None:
+        engine = getattr(self.config.loaded_app.state, "engine", None)
+        if engine is not None and engine.orchestrator is not None:
+            engine.orchestrator.stop()
+        self.should_exit = True
+
+
+def serve(settings: Settings, *, has_api: bool, has_orchestrator: bool) -> None:
+    """Serve until a signal comes."""
+    observability.configure()
+    with target(settings) as database_url:
+        _run(settings, database_url, Parts(has_api=has_api, has_orchestrator=has_orchestrator))
+
+
+def migrate(settings: Settings) -> None:
+    """Bring the schema to head."""
+    observability.configure()
+    with target(settings) as database_url:
+        migrating.migrate(database_url)
+    _log.info("schema_migrated")
+
+
+def dev(settings: Settings) -> None:
+    """Serve for a developer: schema brought to head, keys made and printed, loopback endpoints and inline tools allowed."""
+    observability.configure()
+    allowed = ",".join(filter(None, (settings.egress_allow, DEV_EGRESS)))
+    settings = settings.model_copy(update={"egress_allow": allowed, "inline_tools": "allow"})
+    with target(settings) as database_url:
+        migrating.migrate(database_url)
+        made = _dev_keys(settings, database_url)
+        _run(settings, database_url, Parts(), lambda url: _print_keys(url, made))
+
+
+def _run(settings: Settings, database_url: str, parts: Parts, on_bound: Callable[[str], None] | None = None) -> None:
+    config = uvicorn.Config(
+        create_app(settings, database_url, parts),
+        host=settings.host,
+        port=settings.port,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=round(settings.grace_seconds),
+    )
+    server = Server(config)
+    bound = config.bind_socket()
+    if on_bound is not None:
+        host, port = bound.getsockname()[:2]
+        on_bound(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+    server.run(sockets=[bound])
+    if not server.started:
+        raise SystemExit(1)
+
+
+def _dev_keys(settings: Settings, database_url: str) -> Mapping[str, str]:
+    """Return one key per role, the same ones as long as the data directory and the database stay."""
+    kept = settings.data_dir / "dev-keys.json"
+    if kept.exists():
+        known: dict[str, str] = json.loads(kept.read_text())
+        if known.get("database") == database_url:
+            return {role: known[role] for role in Role}
+    made = {role.value: keys.create(database_url, org=DEV_ORG, role=role, subject=subject).key for role, subject in DEV_SUBJECTS.items()}
+    _write_privately(kept, json.dumps({"database": database_url, **made}))
+    return made
+
+
+def _write_privately(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _print_keys(url: str, made: Mapping[str, str]) -> None:
+    typer.echo(f"# Countermand for development, org `{DEV_ORG}`. Paste into a shell:")
+    typer.echo(f"export COUNTERMAND_URL={url}")
+    for role, key in made.items():
+        typer.echo(f"export COUNTERMAND_{role.upper()}_KEY={key}")
+    sys.stdout.flush()

@@ -1,0 +1,139 @@
+"""The composition root: settings to pools, pools to engine, engine to the HTTP application. Must not contain a rule of its own."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+import structlog
+from fastapi import FastAPI
+
+from app.api import effects, errors, health, journal, openapi, sessions
+from app.api.dependencies import Engine
+from app.domain.egress import EgressPolicy
+from app.domain.intercept import InterceptRules
+from app.domain.model import RetryPolicy
+from app.engine.authentication import Authenticator
+from app.engine.clock import Clock, SystemClock
+from app.engine.forward import Forward
+from app.engine.listening import keep_listening
+from app.engine.orchestrator import Limits, Orchestrator
+from app.engine.outbound import Outbound
+from app.engine.unwind import Unwind
+from app.engine.waits import Waits
+from app.settings import Settings
+from app.storage.changes import Lease
+from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, open_database
+
+VERSION = "0.1.0"
+SCHEMA_REVISION = "0001"  # the newest under migrations/versions; a test compares
+
+_log = structlog.stdlib.get_logger("countermand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Which halves of the service this process runs."""
+
+    has_api: bool = True
+    has_orchestrator: bool = True
+
+
+def create_app(settings: Settings, database_url: str, parts: Parts | None = None, clock: Clock | None = None) -> FastAPI:
+    """Build the HTTP application; pools and orchestrator live as long as its lifespan."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_engine(settings, database_url, parts or Parts(), clock or SystemClock()) as engine:
+            app.state.engine = engine
+            yield
+
+    app = FastAPI(
+        title="Countermand",
+        version=VERSION,
+        summary="An HTTP saga orchestrator for AI agents' tool side effects.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    errors.install(app)
+    app.include_router(health.router)
+    if parts is None or parts.has_api:
+        for router in (sessions.router, effects.router, journal.router):
+            app.include_router(router)
+    openapi.install_openapi(app)
+    return app
+
+
+@asynccontextmanager
+async def open_engine(settings: Settings, database_url: str, parts: Parts, clock: Clock) -> AsyncIterator[Engine]:
+    """Open everything that holds a connection, run the orchestrator beside it, and close it all in the reverse order."""
+    egress = EgressPolicy.parse(settings.egress_allow)
+    worker = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
+    size = settings.database_connections
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(open_database(database_url, size=size, application_name=f"countermand api {worker}"))
+        waits = Waits(clock=clock)
+        callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
+        orchestrator = None
+        if parts.has_orchestrator:
+            own = await stack.enter_async_context(
+                open_database(database_url, size=size, application_name=f"countermand orchestrator {worker}")
+            )
+            outbound = await stack.enter_async_context(Outbound(egress, clock=clock))
+            lease = Lease(worker=worker, seconds=settings.lease_seconds)
+            orchestrator = Orchestrator(
+                database=own,
+                unwind=Unwind(database=own, outbound=outbound, clock=clock, lease=lease),
+                clock=clock,
+                limits=Limits(
+                    max_calls=settings.max_calls,
+                    max_calls_per_destination=settings.max_calls_per_destination,
+                    poll_seconds=settings.poll_seconds,
+                    grace_seconds=settings.grace_seconds,
+                ),
+            )
+            callbacks[DUE_CHANNEL] = orchestrator.wake
+        engine = Engine(
+            database=database,
+            authenticator=Authenticator(database),
+            forward=Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds),
+            waits=waits,
+            orchestrator=orchestrator,
+            retry_defaults=_retry_defaults(settings),
+            schema_revision=SCHEMA_REVISION,
+        )
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(keep_listening(database_url, callbacks, clock))
+            turning = group.create_task(orchestrator.run()) if orchestrator else None
+            _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
+            try:
+                yield engine
+            finally:
+                if orchestrator is not None and turning is not None:
+                    orchestrator.stop()
+                    await asyncio.wait({turning})
+                listening.cancel()
+        _log.info("engine_stopped", worker=worker)
+
+
+def _rules(settings: Settings, egress: EgressPolicy) -> InterceptRules:
+    return InterceptRules(
+        is_inline_allowed=settings.inline_tools == "allow",
+        egress=egress,
+        approval_ttl_seconds=settings.approval_ttl_seconds,
+    )
+
+
+def _retry_defaults(settings: Settings) -> RetryPolicy:
+    return RetryPolicy(
+        max_retries=settings.retry_max_retries,
+        initial_interval_ms=settings.retry_initial_interval_ms,
+        multiplier=settings.retry_multiplier,
+        max_interval_ms=settings.retry_max_interval_ms,
+        timeout_ms=settings.attempt_timeout_ms,
+    )

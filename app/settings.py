@@ -1,0 +1,76 @@
+"""Every knob of the service, with unit, default and reason. Must be read only by `main` and `cli`: everything below gets values."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+
+
+class Settings(BaseSettings):
+    """Environment variables `COUNTERMAND_<NAME>`, or a `.env` file; see docs/settings.md."""
+
+    model_config = SettingsConfigDict(env_prefix="COUNTERMAND_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    database_url: str | None = None
+    """Postgres 15 or newer, `postgresql://...`; absent: an embedded Postgres under `data_dir`."""
+
+    data_dir: Path = Path(".countermand")
+    """Where the embedded Postgres keeps its files."""
+
+    postgres_bin_dir: Path | None = None
+    """A directory with `initdb` and `postgres` for the embedded Postgres; absent: the wheel's, else one that is installed."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; loopback unless told otherwise, because keys travel in clear without a TLS proxy."""
+
+    port: Annotated[int, Field(ge=0, le=65_535)] = 8420
+    """Port to listen on; 0 = any free one, printed at the start."""
+
+    egress_allow: str = ""
+    """Comma-separated host names and CIDRs that undo calls may reach besides globally routable addresses."""
+
+    inline_tools: Literal["allow", "deny"] = "deny"
+    """Whether agents may describe unregistered tools inline; denied, because an agent could then name its own undo."""
+
+    lease_seconds: Annotated[float, Field(ge=1, le=3_600)] = 30.0
+    """How long a worker keeps a call without a sign of life; renewed at a third of it while an attempt is in flight."""
+
+    poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """How often due calls are looked for when nothing wakes the orchestrator: what a lost notification may cost."""
+
+    max_calls: Annotated[int, Field(ge=1, le=1_000)] = 64
+    """Undo calls in flight at once, per process."""
+
+    max_calls_per_destination: Annotated[int, Field(ge=1, le=1_000)] = 16
+    """Undo calls in flight at once to one host and port, per process: an endpoint that hangs must not take every slot."""
+
+    grace_seconds: Seconds = 10.0
+    """How long calls in flight may take to end after SIGTERM before they are handed back."""
+
+    database_connections: Annotated[int, Field(ge=2, le=500)] = 10
+    """Connections for requests, per process; the orchestrator has as many of its own, and one listens."""
+
+    approval_ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 259_200
+    """How long a question to a person stays open: 72 hours."""
+
+    session_idle_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
+    """Silence after which an active session fails, unless it says otherwise itself: a day."""
+
+    retry_max_retries: Annotated[int, Field(ge=0, le=100)] = 3
+    """Retries after the first attempt (the third seed's number)."""
+
+    retry_initial_interval_ms: Milliseconds = 100
+    """First backoff interval."""
+
+    retry_multiplier: Annotated[float, Field(ge=1, le=100)] = 2.0
+    """What each further interval is multiplied with."""
+
+    retry_max_interval_ms: Milliseconds = 5_000
+    """Cap of the backoff interval."""
+
+    attempt_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 10_000
+    """One attempt's total deadline, connecting and reading included."""

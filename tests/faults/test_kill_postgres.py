@@ -1,0 +1,138 @@
+"""Kill -9 the database under load, right after an answer: nothing acknowledged is lost, and the service waits for it and goes on by itself."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from app.cli.embedded_postgres import embedded_postgres
+
+from tests.conftest import migrate_into, with_database
+from tests.factories import Client, JsonObject, owner_connection, undo_at
+from tests.fakes import FakeEndpoint, Reply
+from tests.faults.gates import wait_until
+from tests.faults.judgement import assert_undone, do_steps
+from tests.faults.processes import ServiceProcess, make_keys
+
+pytestmark = pytest.mark.database
+
+DATABASE = "killed"
+WRITERS = 4
+OUTAGES = 2
+# An acknowledged call's answers come in two: intercept and commit; the kill comes after some of them.
+ANSWERS_BEFORE_KILL = 15
+MAX_OUTAGE_SECONDS = 60
+
+
+class Cluster:
+    """A Postgres of this test's own that can be killed and started again on its data."""
+
+    def __init__(self, home: Path) -> None:
+        """Keep where its data lies; `start` it."""
+        named = os.environ.get("COUNTERMAND_TEST_POSTGRES_BIN_DIR")
+        self._bin_dir = Path(named) if named else None
+        self._home = home
+        self._running = ExitStack()
+
+    def start(self) -> str:
+        """Start, recovering what a killed one left, and return the URL, always the same."""
+        return self._running.enter_context(embedded_postgres(self._home, bin_dir=self._bin_dir))
+
+    def kill(self) -> None:
+        """Kill -9 the postmaster, at once; its children find out by themselves."""
+        pid = (self._home / "cluster" / "postmaster.pid").read_text(encoding="utf-8").partition("\n")[0]
+        os.kill(int(pid), signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Take away what is left of it."""
+        self._running.close()
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Make a cluster with a migrated database."""
+    cluster = Cluster(tmp_path / "pg")
+    url = await asyncio.get_running_loop().run_in_executor(None, lambda: None) or cluster.start()
+    await asyncio.to_thread(migrate_into, url, DATABASE)
+    yield cluster
+    cluster.stop()
+
+
+@dataclass(slots=True, kw_only=True)
+class Acknowledged:
+    """What the writers were told: per session and step the intercept's ids, and whether the commit was answered; and every refusal."""
+
+    intercepts: dict[tuple[str, int], JsonObject] = field(default_factory=dict)
+    commits: set[tuple[str, int]] = field(default_factory=set)
+    refusals: list[httpx.Response] = field(default_factory=list)
+    on_answer: Callable[[], None] = lambda: None
+
+
+async def write_until(stopping: asyncio.Event, agent: Client, session_id: str, told: Acknowledged) -> None:
+    """Take step after step; what is refused for the moment is asked again under the same key, as an agent should."""
+    step = 1
+    while not stopping.is_set():
+        answer = await agent.intercept(
+            session_id, step_index=step, idempotency_key=f"step-{step}", compensation=undo_at("http://127.0.0.1:9/undo")
+        )
+        if answer.status_code != 201:
+            told.refusals.append(answer)
+            await _pause(stopping)
+            continue
+        told.intercepts[session_id, step] = answer.json()
+        told.on_answer()
+        while not stopping.is_set():
+            answer = await agent.commit(session_id, step, {"credit_id": step})
+            if answer.status_code == 200:
+                told.commits.add((session_id, step))
+                told.on_answer()
+                break
+            told.refusals.append(answer)
+            await _pause(stopping)
+        step += 1
+
+
+async def _pause(stopping: asyncio.Event) -> None:
+    """Be a client with a little patience, less than it is asked for."""
+    try:
+        async with asyncio.timeout(0.05):
+            await stopping.wait()
+    except TimeoutError:
+        return
+
+
+async def test_nothing_acknowledged_is_lost_when_postgres_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    """Four writers and an unwind; the postmaster is killed right after a 2xx, twice: all is found, and all goes on without a restart."""
+    url = with_database(cluster_url_of(cluster), DATABASE)
+    held, stopping, told = asyncio.Event(), asyncio.Event(), Acknowledged()
+    async with (
+        FakeEndpoint({"/undo/2": [Reply(gate=held), Reply()]}) as endpoint,
+        ServiceProcess(url, await make_keys(url), tmp_path, lease_seconds=3.0) as spawned,
+        asyncio.TaskGroup() as writers,
+    ):
+        service = await spawned.serve()
+        keys = await do_steps(service.agent, endpoint, "unwinding", 2)
+        await service.agent.fail("unwinding")
+        await endpoint.wait_for_requests(1)
+        for number in range(WRITERS):
+            writers.create_task(write_until(stopping, service.agent, f"writer-{number}", told))
+        for _ in range(OUTAGES):
+            await _kill_after_an_answer(cluster, told)
+            await _assert_waiting(service)
+            held.set()  # an answer that comes during the outage is worth as much as any
+            cluster.stop()
+            cluster.start()
+            await service.wait_until_ready()
+        await _more_answers(told)
+        stopping.set()
+        await assert_undone(service.agent, service.auditor, endpoint, "unwinding", keys)
+        await _assert_listening(url)
+        later = await do_steps(service.agent, endpoint, "later", 2)
+        await assert_undone(service.agent, service.auditor, endpoint, "later", later)
+        await _assert_all_found(service, told)
+        assert service.crashes == []
