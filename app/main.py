@@ -11,17 +11,19 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 
-from app.api import effects, errors, health, journal, openapi, sessions
+from app.api import effects, errors, health, journal, openapi, sessions, tools
 from app.api.dependencies import Engine
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
 from app.domain.model import RetryPolicy
 from app.engine.authentication import Authenticator
 from app.engine.clock import Clock, SystemClock
+from app.engine.deadlines import Deadlines
 from app.engine.forward import Forward
 from app.engine.listening import keep_listening
 from app.engine.orchestrator import Limits, Orchestrator
 from app.engine.outbound import Outbound
+from app.engine.registry import Registry
 from app.engine.unwind import Unwind
 from app.engine.waits import Waits
 from app.settings import Settings
@@ -29,7 +31,7 @@ from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, open_database
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0001"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0002"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -63,7 +65,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
     errors.install(app)
     app.include_router(health.router)
     if parts is None or parts.has_api:
-        for router in (sessions.router, effects.router, journal.router):
+        for router in (tools.router, sessions.router, effects.router, journal.router):
             app.include_router(router)
     openapi.install_openapi(app)
     return app
@@ -98,10 +100,12 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
                 ),
             )
             callbacks[DUE_CHANNEL] = orchestrator.wake
+        forward = Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
         engine = Engine(
             database=database,
             authenticator=Authenticator(database),
-            forward=Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds),
+            forward=forward,
+            registry=Registry(database, egress),
             waits=waits,
             orchestrator=orchestrator,
             retry_defaults=_retry_defaults(settings),
@@ -109,6 +113,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(keep_listening(database_url, callbacks, clock))
+            deadlines = Deadlines(database=database, forward=forward, clock=clock, sweep_seconds=settings.sweep_seconds)
+            sweeping = group.create_task(deadlines.run()) if orchestrator else None
             turning = group.create_task(orchestrator.run()) if orchestrator else None
             _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
             try:
@@ -117,6 +123,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
                 if orchestrator is not None and turning is not None:
                     orchestrator.stop()
                     await asyncio.wait({turning})
+                if sweeping is not None:
+                    sweeping.cancel()
                 listening.cancel()
         _log.info("engine_stopped", worker=worker)
 

@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     """How often due calls are looked for when nothing wakes the orchestrator: what a lost notification may cost."""
 
+    sweep_seconds: Annotated[float, Field(ge=0.05, le=3_600)] = 1.0
+    """How often sessions are looked for that are silent too long or past their deadline."""
+
     max_calls: Annotated[int, Field(ge=1, le=1_000)] = 64
     """Undo calls in flight at once, per process."""
 

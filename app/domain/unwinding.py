@@ -10,6 +10,7 @@ from app.domain.draft import Draft
 from app.domain.egress import absolute_location
 from app.domain.model import (
     CallId,
+    Compensation,
     Effect,
     EffectState,
     EntryKind,
@@ -30,10 +31,11 @@ POISON_AFTER_INTERRUPTED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackItem:
-    """One undo entry with the effect it undoes."""
+    """One undo entry with the effect it undoes, and the tool's newest registration, whose URL an entry not sent yet goes to."""
 
     entry: UndoEntry
     effect: Effect
+    newest: Compensation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,11 @@ def start(draft: Draft, top: StackItem | None) -> None:
         _finish(draft, has_failed_entries=False)
         return
     draft.add_call(_due_call(draft, top))
+
+
+def halt_after_pivot(draft: Draft) -> None:
+    """Hand a session that failed past the pivot to a person; nothing of it is undone."""
+    _halt_session(draft, HaltReason.FAILED_AFTER_PIVOT)
 
 
 def halt_late(draft: Draft) -> None:
@@ -198,15 +205,17 @@ def _freeze(draft: Draft, work: Work) -> tuple[OutgoingCall, StackItem] | HaltRe
     outcome = Outcome.COMMITTED if effect.outcome is Outcome.COMMITTED else Outcome.UNKNOWN
     if outcome is Outcome.UNKNOWN and compensation.on_unknown is OnUnknown.ESCALATE:
         return HaltReason.UNKNOWN_OUTCOME
-    url, body = compensation.url, bindings.body_to_send(compensation.args, effect)
+    newest = work.item.newest or compensation
+    url, body = newest.url, bindings.body_to_send(compensation.args, effect)
     if body is None and compensation.unknown is not None:
-        url = compensation.unknown.url or url
+        url = (newest.unknown.url if newest.unknown else compensation.unknown.url) or url
         body = bindings.body_to_send(compensation.unknown.args, effect)
     if body is None:
         return HaltReason.UNRESOLVED_REFERENCE
     if draft.session.state is SessionState.FAILED:
         draft.move_session(SessionState.COMPENSATING)
-    item = StackItem(
+    item = replace(
+        work.item,
         entry=draft.move_undo_entry(entry, UndoState.RUNNING),
         effect=draft.move_effect(effect, EffectState.COMPENSATING),
     )

@@ -7,6 +7,9 @@ from app.domain.model import EntryKind
 
 _log = structlog.stdlib.get_logger("countermand")
 
+ORCHESTRATOR = "orchestrator"
+"""Who causes the journal entries that no caller causes."""
+
 _ERRORS = frozenset({EntryKind.HALTED, EntryKind.COMPENSATION_FAILED, EntryKind.LATE_COMMIT})
 _WARNINGS = frozenset({EntryKind.FAILED, EntryKind.SESSION_FAILED, EntryKind.LATE_FAIL, EntryKind.PAYLOAD_MISMATCH, EntryKind.EXPIRED})
 

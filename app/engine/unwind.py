@@ -13,7 +13,7 @@ from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.retry import Attempt
 from app.domain.unwinding import Move, Rest, Send, Wait
 from app.engine.clock import Clock
-from app.engine.events import announce
+from app.engine.events import ORCHESTRATOR, announce
 from app.engine.outbound import Outbound, OutgoingRequest
 from app.storage import calls
 from app.storage import changes as storage_changes
@@ -21,7 +21,6 @@ from app.storage.calls import Claim, LockedCall
 from app.storage.changes import Lease
 from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
 
-ACTOR = "orchestrator"  # who causes an unwind's journal entries
 USER_AGENT = "countermand"
 IN_PLACE_SECONDS = 2.0
 """Waits up to this long are slept under the lease; longer ones give it back, and the call's due time in the database holds them."""
@@ -166,7 +165,7 @@ class Unwind:
         return attempt
 
     def _draft(self, locked: LockedCall) -> Draft:
-        return Draft(locked.session, Surroundings(now=locked.now, actor=ACTOR, random_bytes=self.random_bytes))
+        return Draft(locked.session, Surroundings(now=locked.now, actor=ORCHESTRATOR, random_bytes=self.random_bytes))
 
     def _traceparent(self, incoming: str | None) -> str:
         """Continue the trace that the intercept came with, under a span of our own (W3C Trace Context)."""

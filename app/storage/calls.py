@@ -8,7 +8,7 @@ from app.domain.model import CallId, OrgName, Session, SessionId
 from app.domain.unwinding import StackItem, Work
 from app.storage.changes import Lease
 from app.storage.database import Connection, Transaction
-from app.storage.rows import call_of, effect_of, session_of, undo_entry_of
+from app.storage.rows import call_of, effect_of, session_of, tool_of, undo_entry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
   l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
   clock_timestamp() AS now, seen.revision AS seen_revision,
-  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
   e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
   e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
@@ -132,6 +133,7 @@ SELECT
   c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
   c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
   c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
+  t.version AS t_version, t.definition AS t_definition,
   NOT EXISTS (SELECT FROM below) AND EXISTS (
     SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
   ) AS has_failed_entries
@@ -141,6 +143,13 @@ JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
 LEFT JOIN below ON true
 JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position IN (c.step_index, below.stack_position)
 JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = u.stack_position
+LEFT JOIN LATERAL (
+  SELECT version, definition, is_deleted
+  FROM tools
+  WHERE org = $1 AND name = e.tool AND e.tool_version IS NOT NULL
+  ORDER BY version DESC
+  LIMIT 1
+) AS t ON NOT t.is_deleted
 ORDER BY u.stack_position DESC
 LIMIT 2
 """
@@ -165,7 +174,9 @@ async def lock_call(tx: Transaction, claim: Claim) -> LockedCall:
         entry = undo_entry_of(row)
         if entry is None:
             raise AssertionError("joined to the undo stack")
-        items.append(StackItem(entry=entry, effect=effect_of(row)))
+        effect = effect_of(row)
+        newest = tool_of(effect.tool, row)
+        items.append(StackItem(entry=entry, effect=effect, newest=newest.definition.compensation if newest else None))
     return LockedCall(
         session=session_of(rows[0], tx.org),
         now=rows[0]["now"],

@@ -54,7 +54,8 @@ async def session(tx: Transaction, principal: Principal, session_id: SessionId) 
 
 STEPS_SQL = """
 SELECT
-  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
   e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
   e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,

@@ -1,0 +1,40 @@
+"""Find sessions whose agent fell silent or ran out of time, and have each judged again under its lock. Must not fail one itself."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from app.engine.clock import Clock
+from app.engine.forward import Forward
+from app.storage import sessions
+from app.storage.database import Database, StorageUnavailable
+
+SESSIONS_PER_SWEEP = 100  # one after the other, so that a herd of dead agents does not crowd out living ones
+
+_log = structlog.stdlib.get_logger("countermand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Sweeps every `sweep_seconds` until cancelled."""
+
+    database: Database
+    forward: Forward
+    clock: Clock
+    sweep_seconds: float
+
+    async def run(self) -> None:
+        """Sweep, wait, sweep again; a database that is away is waited for."""
+        while True:
+            try:
+                await self.sweep()
+            except StorageUnavailable:
+                _log.warning("storage_unavailable", where="deadlines")
+            await self.clock.sleep(self.sweep_seconds)
+
+    async def sweep(self) -> None:
+        """Have every session judged that seems overdue now."""
+        async with self.database.dispatch() as connection:
+            overdue = await sessions.overdue(connection, SESSIONS_PER_SWEEP)
+        for org, session_id in overdue:
+            await self.forward.time_out(org, session_id)
