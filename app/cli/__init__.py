@@ -1,4 +1,7 @@
-"""`countermand ...`: the commands, and what they need to start. Must not contain a rule of the saga."""
+"""`countermand ...`: the commands, and what they need to start. Must not contain a rule of the saga.
+
+Each command imports what it needs when it runs: the web framework and the migrations take longer to load than most commands to finish.
+"""
 
 import sys
 from typing import Annotated
@@ -6,14 +9,10 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from app.cli import keys, serving
-from app.cli.checks import run_checks, run_tests
 from app.cli.embedded_postgres import PostgresError
-from app.cli.refusals import SetupError
-from app.cli.target import target
+from app.cli.manners import Output, SetupError
 from app.domain.errors import SagaError
 from app.domain.model import Role
-from app.settings import Settings
 
 EXIT_NEGATIVE, EXIT_SETUP, EXIT_UNREACHABLE = 1, 2, 5
 
@@ -39,6 +38,9 @@ def serve(
     ] = False,
 ) -> None:
     """Serve the API and run the orchestrator, in one process; any number of replicas may share one database."""
+    from app.cli import serving
+    from app.settings import Settings
+
     if no_orchestrator and orchestrator_only:
         raise typer.BadParameter("--no-orchestrator and --orchestrator-only exclude each other")
     serving.serve(Settings(), has_api=not orchestrator_only, has_orchestrator=not no_orchestrator)
@@ -47,13 +49,30 @@ def serve(
 @cli.command()
 def migrate() -> None:
     """Bring the database's schema to the newest revision."""
+    from app.cli import serving
+    from app.settings import Settings
+
     serving.migrate(Settings())
 
 
 @cli.command()
 def dev() -> None:
     """Serve on an embedded Postgres with a `demo` org, its keys printed, loopback endpoints and inline tools allowed."""
+    from app.cli import serving
+    from app.settings import Settings
+
     serving.dev(Settings())
+
+
+@cli.command()
+def demo(
+    *, crash: Annotated[bool, typer.Option("--crash", help="Kill the service in mid-unwind and start it again before your eyes.")] = False
+) -> None:
+    """Tell the story of one failed run against real HTTP endpoints; exit code 0 only if the world is as it was."""
+    from app.cli.demo import run_demo
+    from app.settings import Settings
+
+    raise typer.Exit(run_demo(Settings(), crash=crash))
 
 
 @keys_cli.command("create")
@@ -61,24 +80,32 @@ def create_key(
     org: Annotated[str, typer.Option(help="The tenant; made if it is new.")],
     role: Annotated[Role, typer.Option(help="What the key may be used for.")],
     subject: Annotated[str, typer.Option(help="Who holds it; two keys of one subject are the same person.")],
-    output: Annotated[keys.Output, typer.Option(help="text: the key alone; json: all that is known of it.")] = keys.Output.TEXT,
+    output: Annotated[Output, typer.Option(help="text: the key alone; json: all that is known of it.")] = Output.TEXT,
 ) -> None:
     """Make a bearer key and print it, once: only its digest is kept."""
+    from app.cli import keys
+    from app.cli.target import target
+    from app.settings import Settings
+
     settings = Settings()
     with target(settings) as database_url:
         made = keys.create(database_url, org=org, role=role, subject=subject)
-    typer.echo(made.as_json() if output is keys.Output.JSON else made.key)
+    typer.echo(made.as_json() if output is Output.JSON else made.key)
 
 
 @cli.command(context_settings=PASS_ON)
 def test(context: typer.Context) -> None:
     """Run the tests on a Postgres of their own; arguments go to pytest."""
+    from app.cli.checks import run_tests
+
     raise typer.Exit(run_tests(context.args))
 
 
 @cli.command()
 def check() -> None:
     """Run format, lint, types, import contracts and golden files."""
+    from app.cli.checks import run_checks
+
     raise typer.Exit(run_checks())
 
 

@@ -4,22 +4,14 @@ import asyncio
 import json
 import secrets
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 
-from app.cli.refusals import SetupError
+from app.cli.manners import SetupError
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
 from app.storage.database import is_org_name, open_database
 from app.storage.keys import KeptKey, create_key
 
 MAX_SUBJECT_CHARACTERS = 200
-
-
-class Output(StrEnum):
-    """How a result is printed."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

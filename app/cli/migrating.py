@@ -1,10 +1,12 @@
 """Bring a database's schema to a revision. Must not know what is in a revision."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
-from alembic import command
-from alembic.config import Config
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 MIGRATIONS = Path(__file__).resolve().parent.parent.parent / "migrations"
 CONNECT_TIMEOUT_SECONDS = 10.0
@@ -12,15 +14,21 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 def migrate(database_url: str, revision: str = "head") -> None:
     """Move the schema up to `revision` in one transaction; two at once wait for one another."""
+    from alembic import command
+
     command.upgrade(_config(database_url), revision)
 
 
 def downgrade(database_url: str, revision: str) -> None:
     """Move the schema back to `revision`."""
+    from alembic import command
+
     command.downgrade(_config(database_url), revision)
 
 
-def _config(database_url: str) -> Config:
+def _config(database_url: str) -> "Config":
+    from alembic.config import Config
+
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
 

@@ -56,6 +56,13 @@ class Server(uvicorn.Server):
             host, port = bound.getsockname()[:2]
             _log.info("serving", host=host, port=port)
 
+    async def on_tick(self, counter: int) -> bool:
+        """End the process when the engine has died under it: a supervisor starts it anew."""
+        if self.lifespan.error_occurred and not self.should_exit:
+            _log.error("engine_died")
+            self.should_exit = True
+        return await super().on_tick(counter)
+
     def _stop(self) -> None:
         engine = getattr(self.config.loaded_app.state, "engine", None)
         if engine is not None and engine.orchestrator is not None:
@@ -108,7 +115,7 @@ def _run(settings: Settings, database_url: str, parts: Parts, on_bound: Callable
         host, port = bound.getsockname()[:2]
         on_bound(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     server.run(sockets=[bound])
-    if not server.started:
+    if not server.started or server.lifespan.error_occurred:
         raise SystemExit(1)
 
 

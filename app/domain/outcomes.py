@@ -228,7 +228,8 @@ def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
         return refusal  # halted or resolved: a person owns it; or nothing that an undo could have met
     news = {"outcome": Outcome.COMMITTED, "result": result, "executed_at": draft.now}
     if effect.state is EffectState.UNKNOWN:
-        draft.move_effect(effect, EffectState.COMMITTED, **news)
+        if session.state in UNWINDING_STATES:  # else nothing is pending any more, so it has no undo: the evidence is all there is to do
+            draft.move_effect(effect, EffectState.COMMITTED, **news)
         return refusal
     draft.change_effect(effect, **news)
     draft.change_session(clean=False, late_effect=True)

@@ -86,7 +86,8 @@ class Orchestrator:
                 claimed = await calls.claim(connection, self.unwind.lease, free, saturated)
             surplus = []
             for claim in claimed:
-                if in_flight[claim.destination] >= self.limits.max_calls_per_destination:
+                is_full = in_flight[claim.destination] >= self.limits.max_calls_per_destination
+                if is_full or self._stopping.is_set():  # the stop may have come while the claim was under way
                     surplus.append(claim)
                     continue
                 in_flight[claim.destination] += 1

@@ -40,6 +40,14 @@ UNREACHABLE_ERRORS = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
+# What a database says that was never migrated, or not by this user: the roles are missing at connect, or a table later.
+SCHEMA_ERRORS = (
+    asyncpg.InvalidParameterValueError,
+    asyncpg.UndefinedTableError,
+    asyncpg.UndefinedColumnError,
+    asyncpg.InsufficientPrivilegeError,
+)
+
 
 def is_org_name(text: str) -> bool:
     """Tell whether `text` can name an org; the schema's `org_name` says the same."""
@@ -48,6 +56,14 @@ def is_org_name(text: str) -> bool:
 
 class StorageUnavailable(Unavailable):
     """The database cannot be reached, or cannot answer in time."""
+
+
+class SchemaMissing(StorageUnavailable):
+    """The database answers, but has not the schema that this code knows."""
+
+
+def _schema_missing() -> SchemaMissing:
+    return SchemaMissing("schema_missing", "the database has not the schema that this code knows: run `countermand migrate`")
 
 
 class WriteConflict(Exception):
@@ -123,6 +139,8 @@ class Database:
                         await connection.execute("ROLLBACK")
                     raise
                 await connection.execute("COMMIT")
+        except SCHEMA_ERRORS as error:
+            raise _schema_missing() from error
         except UNREACHABLE_ERRORS as error:
             raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again") from error
 
@@ -170,6 +188,8 @@ async def listen(dsn: str, callbacks: Mapping[str, Callable[[str], None]]) -> As
         connection.add_termination_listener(lambda _: gone.set())
         for channel, callback in callbacks.items():
             await connection.add_listener(channel, _payload_to(callback))
+    except SCHEMA_ERRORS as error:
+        raise _schema_missing() from error
     except UNREACHABLE_ERRORS as error:
         raise StorageUnavailable("storage_unavailable", "the database cannot be listened to now") from error
     try:
@@ -212,6 +232,6 @@ async def read_revision(database: Database) -> str | None:
     try:
         async with database.outside_orgs() as connection:
             revision: str | None = await connection.fetchval(REVISION_SQL)
-    except (asyncpg.UndefinedTableError, asyncpg.InsufficientPrivilegeError):
+    except SchemaMissing:
         return None
     return revision

@@ -254,7 +254,7 @@ def test_environments_python_is_run_when_asked_for(made: Bench) -> None:
     ("before", "line"),
     [
         ("sys.version_info = (3, 9, 2)", "Python 3.11 or newer is needed, this is 3.9"),
-        ("sys.modules['ensurepip'] = None", f"apt-get install python3.{sys.version_info[1]}-venv"),
+        ("sys.modules['venv'] = None", f"apt-get install python3.{sys.version_info[1]}-venv"),
     ],
 )
 def test_start_is_refused_in_one_line_when_python_will_not_do(bench: Bench, before: str, line: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+
 from app.cli.demo import run_demo
 from app.cli.demo.agent import Done
 from app.cli.demo.listeners import World, WorldState
@@ -114,14 +115,6 @@ def _environment_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""  # ended meanwhile, or somebody else's
-
-
-def test_demo_says_what_to_do_when_the_schema_is_missing(cluster_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A database that the user names is not migrated behind their back."""
-    code = run_demo(Settings(_env_file=None, database_url=f"{cluster_url}"), crash=False)
-
-    assert code == 1
-    assert "run `countermand migrate`" in capsys.readouterr().err
 
 
 STEPS = (2, 3, 4)

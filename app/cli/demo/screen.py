@@ -37,4 +37,4 @@ def _styled(text: str, *, is_bold: bool = False, colour: str | None = None) -> s
     """Colour only a terminal, and none whose owner asked for no colour (no-color.org)."""
     if os.environ.get("NO_COLOR") or not sys.stdout.isatty():
         return text
-    return typer.style(text, bold=is_bold, fg=colour)
+    return typer.style(text, bold=is_bold or None, fg=colour)

@@ -100,7 +100,8 @@ def _repeat(findings: Findings) -> str:
 
 def _session(findings: Findings) -> Check:
     is_kept = findings.session_state == SessionState.COMPENSATED and findings.is_clean
-    fault = "" if is_kept else f"it is {findings.session_state} ({findings.halt_reason or 'clean' if findings.is_clean else 'not clean'})"
+    reason = f" ({findings.halt_reason})" if findings.halt_reason else ""
+    fault = "" if is_kept else f"it is {findings.session_state}{reason}, {'clean' if findings.is_clean else 'not clean'}"
     return Check(promise="the session is compensated, and clean", fault=fault)
 
 
