@@ -11,8 +11,8 @@ from app.domain.journal import time_text
 from app.domain.json_text import Json, dump, parse
 from app.domain.model import Approval, Effect, EffectState, OutgoingCall, Session, SessionId, UndoEntry
 from app.domain.outcomes import Reported
+from app.domain.tools import Tool
 from app.engine.forward import Answer
-from app.storage.tools import KeptTool
 from app.storage.views import SessionView, StepView
 
 
@@ -38,17 +38,11 @@ def session_bytes(view: SessionView) -> bytes:
     return dump(session_json(view))
 
 
-def tool_json(kept: KeptTool) -> Json:
+def tool_json(tool: Tool, created_by: str, created_at: datetime | None) -> Json:
     """Render one version of a tool."""
-    definition = parse(tools.write(kept.tool.definition))
+    definition = parse(tools.write(tool.definition))
     members = definition if isinstance(definition, dict) else {}
-    return {
-        "name": kept.tool.name,
-        "version": kept.tool.version,
-        **members,
-        "created_by": kept.created_by,
-        "created_at": time_text(kept.created_at),
-    }
+    return {"name": tool.name, "version": tool.version, **members, "created_by": created_by, "created_at": _time(created_at)}
 
 
 def session_json(view: SessionView) -> Json:

@@ -310,7 +310,7 @@ class ToolView(BaseModel):
     compensation: LosslessJson
     approval: LosslessJson
     created_by: str
-    created_at: datetime
+    created_at: datetime | None = Field(description="Absent in the answer to a dry run.")
 
 
 class ToolListView(BaseModel):

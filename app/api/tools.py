@@ -1,6 +1,6 @@
 """The routes of registered tools. Must not decide: each turns a request into one verb and its answer into JSON."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
@@ -11,9 +11,11 @@ from app.api.descriptors import definition_of
 from app.api.errors import problem_responses
 from app.api.render import json_response, tool_json
 from app.api.strict_json import PlainInteger, Received, body, only_query
+from app.domain.json_text import Json
 from app.domain.model import MAX_STEP_INDEX
 from app.engine.registry import tool_not_found
 from app.storage import tools
+from app.storage.tools import KeptTool
 
 MAX_PAGE = 200
 
@@ -41,18 +43,20 @@ TOOL_EXAMPLES = {
     "/{name}",
     operation_id="registerTool",
     responses={200: {"model": schemas.ToolView}, 201: {"model": schemas.ToolView}, **problem_responses(403)},
-    dependencies=[Depends(only_query())],
+    dependencies=[Depends(only_query("dry_run"))],
 )
 async def register_tool(
     principal: Admin,
     engine: EngineDependency,
     name: ToolNamePath,
     received: Annotated[Received[schemas.ToolBody], Depends(body(schemas.ToolBody, examples=TOOL_EXAMPLES))],
+    dry_run: Annotated[Literal["true", "false"], Query(description="Check, answer as if it were done, and change nothing.")] = "false",
 ) -> Response:
     """Register a tool, or a new version of it (201). The very same definition again changes nothing (200)."""
     definition = definition_of(received.model, engine.retry_defaults)
-    kept, is_new = await engine.registry.register(principal, name, definition)
-    return json_response(tool_json(kept), 201 if is_new else 200)
+    registered = await engine.registry.register(principal, name, definition, is_dry_run=dry_run == "true")
+    shown = tool_json(registered.tool, registered.created_by, registered.created_at)
+    return json_response(shown, 201 if registered.is_new else 200)
 
 
 @router.get(
@@ -71,7 +75,7 @@ async def list_tools(
     async with engine.database.snapshot(principal.org) as tx:
         found = await tools.newest(tx, cursor, limit + 1)
     next_cursor = found[limit - 1].tool.name if len(found) > limit else None
-    return json_response({"items": [tool_json(kept) for kept in found[:limit]], "next_cursor": next_cursor})
+    return json_response({"items": [_kept_json(kept) for kept in found[:limit]], "next_cursor": next_cursor})
 
 
 @router.get(
@@ -91,7 +95,7 @@ async def get_tool(
         kept = await tools.find(tx, name, version)
     if kept is None or kept.is_deleted:
         raise tool_not_found(name)
-    return json_response(tool_json(kept))
+    return json_response(_kept_json(kept))
 
 
 @router.delete(
@@ -105,3 +109,7 @@ async def remove_tool(principal: Admin, engine: EngineDependency, name: ToolName
     """Take a name out of the registry: from now on it is a tool that nobody registered. Calls made before keep the version they saw."""
     await engine.registry.remove(principal, name)
     return Response(status_code=204)
+
+
+def _kept_json(kept: KeptTool) -> Json:
+    return tool_json(kept.tool, kept.created_by, kept.created_at)

@@ -1,6 +1,7 @@
 """The administrator's verbs on tools: register, remove. Must not change a version that is there: every change is a new one."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from app.domain import tools as rules
 from app.domain.egress import EgressPolicy
@@ -9,9 +10,18 @@ from app.domain.model import Principal
 from app.domain.tools import Definition, Tool
 from app.storage import tools
 from app.storage.database import Database
-from app.storage.tools import KeptTool
 
 TRIES = 3  # two administrators at once: the later one sees the earlier one's version and comes after it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """The newest version of a tool; `is_new`: it was not before. `created_at` None: it only would be (a dry run)."""
+
+    tool: Tool
+    created_by: str
+    created_at: datetime | None
+    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +31,8 @@ class Registry:
     database: Database
     egress: EgressPolicy
 
-    async def register(self, principal: Principal, name: str, definition: Definition) -> tuple[KeptTool, bool]:
-        """Make a definition the newest version; the very same one again changes nothing (False).
+    async def register(self, principal: Principal, name: str, definition: Definition, *, is_dry_run: bool) -> Registered:
+        """Make a definition the newest version; the very same one again changes nothing.
 
         Raises:
             Invalid: it could not work.
@@ -34,12 +44,13 @@ class Registry:
             async with self.database.transaction(principal.org) as tx:
                 newest = await tools.find(tx, name)
                 if newest is not None and not newest.is_deleted and newest.tool.definition == definition:
-                    return newest, False
+                    return Registered(tool=newest.tool, created_by=newest.created_by, created_at=newest.created_at, is_new=False)
                 tool = Tool(name=name, version=newest.tool.version + 1 if newest else 1, definition=definition)
-                is_added = await tools.add(tx, tool, principal.subject, is_deleted=False)
-                added = await tools.find(tx, name, tool.version)
-            if is_added and added is not None:
-                return added, True
+                if is_dry_run:
+                    return Registered(tool=tool, created_by=principal.subject, created_at=None, is_new=True)
+                added = await tools.add(tx, tool, principal.subject, is_deleted=False)
+            if added is not None:
+                return Registered(tool=tool, created_by=principal.subject, created_at=added, is_new=True)
         raise Unavailable("registry_busy", f"tool {name!r} is being changed by others; try again")
 
     async def remove(self, principal: Principal, name: str) -> None:
@@ -54,7 +65,7 @@ class Registry:
                 if newest is None or newest.is_deleted:
                     raise tool_not_found(name)
                 gone = Tool(name=name, version=newest.tool.version + 1, definition=newest.tool.definition)
-                if await tools.add(tx, gone, principal.subject, is_deleted=True):
+                if await tools.add(tx, gone, principal.subject, is_deleted=True) is not None:
                     return
         raise Unavailable("registry_busy", f"tool {name!r} is being changed by others; try again")
 

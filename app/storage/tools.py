@@ -40,15 +40,15 @@ ADD_TOOL_SQL = """
 INSERT INTO tools (org, name, version, definition, is_deleted, created_by)
 VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (org, name, version) DO NOTHING
-RETURNING version
+RETURNING created_at
 """
 
 
-async def add(tx: Transaction, tool: Tool, created_by: str, *, is_deleted: bool) -> bool:
-    """Add a version; False where somebody else has just added the same one."""
+async def add(tx: Transaction, tool: Tool, created_by: str, *, is_deleted: bool) -> datetime | None:
+    """Add a version and return when; None where somebody else has just added the same one."""
     definition = tools.write(tool.definition)
-    added = await tx.connection.fetchval(ADD_TOOL_SQL, tx.org, tool.name, tool.version, definition, is_deleted, created_by)
-    return added is not None
+    added: datetime | None = await tx.connection.fetchval(ADD_TOOL_SQL, tx.org, tool.name, tool.version, definition, is_deleted, created_by)
+    return added
 
 
 LIST_TOOLS_SQL = """
