@@ -286,7 +286,7 @@ def _park(draft: Draft, command: InterceptCommand, step: StepIndex, rules: Inter
     effect = _effect(draft, command, step, Reversibility.IRREVERSIBLE, EffectState.AWAITING_APPROVAL)
     approval = Approval(
         step_index=step,
-        requested_by=draft.surroundings.actor,
+        requested_by=draft.session.owner,  # only the owner's agents can ask
         requested_at=draft.now,
         expires_at=draft.now + timedelta(seconds=rules.approval_ttl_seconds),
     )
