@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import asyncpg
 import pytest
+
 from app.cli.embedded_postgres import embedded_postgres
 from app.cli.migrating import migrate
-
 from tests.factories import Service, open_service
 from tests.fakes import FakeEndpoint
 

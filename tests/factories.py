@@ -8,13 +8,14 @@ from typing import Any
 
 import asyncpg
 import httpx
+from fastapi import FastAPI
+
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
 from app.main import Parts, create_app
 from app.settings import Settings
 from app.storage.database import open_database
 from app.storage.keys import KeptKey, create_key
-from fastapi import FastAPI
 
 ORG = "acme"
 JsonObject = dict[str, Any]

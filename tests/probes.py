@@ -35,7 +35,11 @@ async def spoil(database_url: str, sql: str, *arguments: object) -> None:
 
 
 async def make_due(database_url: str, session_id: str) -> None:
-    """Let the wait of a session's due call be over; nobody is told."""
+    """Let the long wait of a session's call be over, once its worker has handed it back; nobody is told."""
+    handed_back = "SELECT FROM outgoing_calls WHERE session_id = $1 AND due_at IS NOT NULL AND leased_by IS NULL AND attempts > 0"
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await fetch(database_url, handed_back, session_id):
+            pass  # every look is a round trip
     await fetch(
         database_url, "UPDATE outgoing_calls SET due_at = clock_timestamp() WHERE session_id = $1 AND due_at IS NOT NULL", session_id
     )

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI
@@ -52,16 +53,15 @@ class _Route:
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make `app.openapi()` return the document, built here and now: call it when all routes are in.
+    """Make `app.openapi()` return the document, made when it is first asked for; call this when all routes are in.
 
     Raises:
-        ValueError: the routes cannot be described: an operationId under /v1 is missing, one occurs twice, a route has two bodies, or its
-            `only_query` does not name exactly its query parameters.
+        ValueError: the routes cannot be described: an operationId under /v1 is missing, one occurs twice, or a route has two bodies. Asking
+            for the document raises it where `only_query` does not name exactly the query parameters of its route.
     """
     routes = list(_routes(app))
     _refuse(_faults(routes))
-    document = _document(app, routes)
-    app.openapi = lambda: document  # type: ignore[method-assign]  # the framework's own way to replace it
+    app.openapi = cache(lambda: _document(app, routes))  # type: ignore[method-assign]  # the framework's own way to replace it
 
 
 def dumps(app: FastAPI) -> str:

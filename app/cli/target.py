@@ -1,4 +1,4 @@
-"""The database that a command works on: the one that is named, else an embedded Postgres for as long as the command runs."""
+"""The database that a command works on: the one that is named, else an embedded Postgres. Must not outlive the command."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,7 +4,7 @@ Payload, effect and result never change once known, so binding at first send giv
 the stored args are always the descriptor's own, nothing that a payload or a result holds is ever taken for a reference.
 """
 
-from app.domain.json_text import Json, JsonFault, dump, parse
+from app.domain.json_text import Json, JsonFault, dump, fits, parse
 from app.domain.model import Compensation, Effect, Outcome
 from app.domain.references import UNREADABLE, BadReference, Bound, Document, Reference, Source, bind
 
@@ -50,8 +50,7 @@ def body_to_send(args: bytes, effect: Effect) -> bytes | None:
     bound = bind_args(args, effect)
     if bound.open or bound.missing:
         return None
-    body = dump(bound.args)
-    return body if len(body) <= MAX_BOUND_ARGS_BYTES else None
+    return dump(bound.args) if fits(bound.args, max_bytes=MAX_BOUND_ARGS_BYTES) else None
 
 
 def _document(text: bytes) -> Document:

@@ -11,7 +11,7 @@ from app.domain.draft import Draft
 from app.domain.egress import EgressPolicy
 from app.domain.errors import Conflict, Invalid, SagaError
 from app.domain.journal import time_text
-from app.domain.json_text import dump
+from app.domain.json_text import fits
 from app.domain.model import (
     MAX_STEP_INDEX,
     Approval,
@@ -331,7 +331,7 @@ def _register(draft: Draft, effect: Effect, compensation: Compensation | None) -
 def _park(draft: Draft, effect: Effect, ttl_seconds: int) -> Decision:
     approval = Approval(
         step_index=effect.step_index,
-        requested_by=draft.surroundings.actor,
+        requested_by=draft.session.owner,  # only the owner's agents can ask
         requested_at=draft.now,
         expires_at=draft.now + timedelta(seconds=ttl_seconds),
     )
@@ -402,8 +402,10 @@ def _unbindable(compensation: Compensation, effect: Effect) -> SagaError | None:
         if bound.missing:
             errors = [{"pointer": pointer + missing.where, "detail": f"{missing} leads nowhere"} for missing in bound.missing]
             return Invalid("unresolved_reference", "a reference into the payload or the effect leads nowhere", errors=errors)
-        if len(dump(bound.args)) > bindings.MAX_BOUND_ARGS_BYTES:
-            return _invalid("args_too_large", pointer, f"the bound args are more than {bindings.MAX_BOUND_ARGS_BYTES} bytes")
+        if not fits(bound.args, max_bytes=bindings.MAX_BOUND_ARGS_BYTES):
+            return _invalid(
+                "args_too_large", pointer, f"the bound args are more than {bindings.MAX_BOUND_ARGS_BYTES} bytes, or nest too deep"
+            )
     return None
 
 

@@ -1,10 +1,15 @@
 """Hold a call's payload against its tool's JSON Schema (draft 2020-12). Must not fetch anything: references stay inside the schema."""
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
+from typing import Any
 
 from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
+from jsonschema.exceptions import SchemaError, ValidationError
+from jsonschema.validators import extend
+from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from app.domain.json_text import Json, JsonFault, NumberLiteral, parse, pointer_text
@@ -12,6 +17,9 @@ from app.domain.json_text import Json, JsonFault, NumberLiteral, parse, pointer_
 MAX_FAULTS = 10  # a person reads the first few
 MAX_CACHED_SCHEMAS = 512
 MAX_DETAIL_CHARACTERS = 200  # the validator quotes what it found, which may be the whole payload
+
+# What the validator stumbles over in a schema whose $ref leads to something that is no schema, and in numbers beyond a float.
+_STUMBLES = (RecursionError, Unresolvable, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +40,15 @@ def faults_of_schema(schema: bytes) -> list[SchemaFault]:
         return [SchemaFault(outside, "a $ref must stay inside the schema: `#...`")]
     try:
         Draft202012Validator.check_schema(value)
-        Draft202012Validator(value).is_valid({})
+        _validator_of(value).is_valid({})
     except SchemaError as error:
         return [SchemaFault(pointer_text(error.absolute_path), error.message[:MAX_DETAIL_CHARACTERS])]
     except Unresolvable as error:
         return [SchemaFault("", f"a $ref leads nowhere: {error.ref[:MAX_DETAIL_CHARACTERS]}")]
     except RecursionError:
         return [SchemaFault("", "the schema refers to itself without end")]
+    except _STUMBLES:
+        return [SchemaFault("", "a $ref leads to something that is no schema")]
     return []
 
 
@@ -49,10 +59,11 @@ def faults_of_payload(schema: bytes, payload: bytes) -> list[SchemaFault]:
     except JsonFault as fault:
         return [SchemaFault(fault.pointer, f"the payload is not JSON: {fault.detail}")]
     try:
-        errors = sorted(_validator(schema).iter_errors(value), key=lambda error: list(map(str, error.absolute_path)))
-    except (RecursionError, Unresolvable) as error:
+        found = islice(_validator(schema).iter_errors(value), MAX_FAULTS)
+        errors = sorted(found, key=lambda error: list(map(str, error.absolute_path)))
+    except _STUMBLES as error:
         return [SchemaFault("", f"the schema cannot be applied to this payload: {type(error).__name__}")]
-    return [SchemaFault(pointer_text(error.absolute_path), error.message[:MAX_DETAIL_CHARACTERS]) for error in errors[:MAX_FAULTS]]
+    return [SchemaFault(pointer_text(error.absolute_path), error.message[:MAX_DETAIL_CHARACTERS]) for error in errors]
 
 
 @lru_cache(maxsize=MAX_CACHED_SCHEMAS)
@@ -60,7 +71,35 @@ def _validator(schema: bytes) -> Draft202012Validator:
     value = plain(parse(schema))
     if not isinstance(value, dict | bool):
         raise TypeError("only what faults_of_schema let pass is a schema")
-    return Draft202012Validator(value)
+    return _validator_of(value)
+
+
+def _unique_items(_validator: object, is_wanted: object, items: object, _schema: object) -> Iterator[ValidationError]:
+    """Compare items by hash: the library compares each with each, which 50,000 items of a payload turn into minutes."""
+    if is_wanted is True and isinstance(items, list) and len({_identity(item) for item in items}) < len(items):
+        yield ValidationError("expected items that all differ")
+
+
+def _identity(value: object) -> Hashable:
+    """Return what is equal for equal JSON values only; Python takes true for 1."""
+    match value:
+        case bool():
+            return ("boolean", value)
+        case list():
+            return ("array", tuple(map(_identity, value)))
+        case dict():
+            return ("object", frozenset((key, _identity(member)) for key, member in value.items()))
+        case _:
+            return value
+
+
+_Validator: Any = extend(Draft202012Validator, {"uniqueItems": _unique_items})  # type: ignore[no-untyped-call]
+
+
+def _validator_of(schema: dict[str, object] | bool) -> Draft202012Validator:  # noqa: FBT001 - true and false are schemas
+    """Make a validator that knows no document but the schema: the library's own registry would fetch others."""
+    validator: Draft202012Validator = _Validator(schema, registry=Registry())
+    return validator
 
 
 def plain(value: Json) -> object:

@@ -22,7 +22,7 @@ from app.domain.model import (
     UndoEntry,
     UndoState,
 )
-from app.domain.retry import Accepted, Attempt, Done, Failure, Permanent, Retry
+from app.domain.retry import MAX_ERROR_CHARACTERS, Accepted, Attempt, Done, Failure, Permanent, Retry
 from app.domain.states import UNWINDING_STATES
 
 POISON_AFTER_INTERRUPTED = 10
@@ -121,7 +121,7 @@ def begin(draft: Draft, work: Work) -> Move:
     if call.interrupted >= POISON_AFTER_INTERRUPTED:
         return _fail(draft, work, HaltReason.POISON)
     if draft.now >= call.deadline_at:
-        return _fail(draft, work, HaltReason.DEADLINE_EXCEEDED)
+        return _give_up_at_deadline(draft, work)
     return _send(draft, work)
 
 
@@ -264,6 +264,14 @@ def _fail(draft: Draft, work: Work, reason: HaltReason) -> Move:
     if entry.compensation.independent:
         return _go_on(draft, replace(work, has_failed_entries=True))
     return _halt(draft, call, reason)
+
+
+def _give_up_at_deadline(draft: Draft, work: Work) -> Move:
+    """Say of an undo that its endpoint took and never ended that it is so: whoever looks into it has to ask there, not here."""
+    call = work.call
+    if call.poll_url is not None or call.last_status == 202:
+        call = draft.change_call(call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS])
+    return _fail(draft, replace(work, call=call), HaltReason.DEADLINE_EXCEEDED)
 
 
 def _go_on(draft: Draft, work: Work) -> Move:

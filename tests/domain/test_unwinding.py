@@ -571,6 +571,6 @@ def test_start_makes_a_call_due_when_an_entry_is_pending() -> None:
     unwinding.start(draft, unwinding.StackItem(entry=entry, effect=new_effect(EffectState.COMMITTED, 3)))
     (change,) = draft.changes().calls
     call = change.after
-    assert (call.call_id, call.step_index, call.destination) == (entry.undo_id, 3, "ledger.example:8080")
+    assert (str(call.call_id), call.step_index, call.destination) == (str(entry.undo_id), 3, "ledger.example:8080")
     assert (call.due_at, call.deadline_at, call.attempts, call.body) == (START, START + timedelta(seconds=5), 0, None)
     assert draft.session.state is SessionState.FAILED

@@ -75,7 +75,9 @@ async def test_attempts_share_key_and_bytes_when_the_endpoint_recovers(service: 
     session = await unwound(service, endpoint, "recovers", Reply(status=500), Reply(status=500), OK)
     attempts = sent(endpoint, "recovers")
     assert [request.header("Countermand-Attempt") for request in attempts] == ["1", "2", "3"]
-    assert {(request.key, request.body) for request in attempts} == {(f"undo-{session['undo_stack'][0]['undo_id']}", b'{"name":"recovers"}')}
+    assert {(request.key, request.body) for request in attempts} == {
+        (f"undo-{session['undo_stack'][0]['undo_id']}", b'{"name":"recovers"}')
+    }
     assert session["state"] == "compensated"
     top = session["undo_stack"][0]
     assert (top["attempts"], top["last_status"], top["last_error"], top["next_attempt_at"]) == (3, 200, None, None)
@@ -251,7 +253,7 @@ async def test_202_without_end_halts_when_the_deadline_is_over(service: Service,
     """No retry budget ends a 202; the entry's deadline does."""
     endpoint.script("/jobs/1", Reply(status=202))
     accepted = Reply(status=202, headers={"Location": "/jobs/1"})
-    session = await unwound(service, endpoint, "endless", accepted, deadline_ms=400, max_retries=0)
+    session = await unwound(service, endpoint, "endless", accepted, deadline_ms=1_500, max_retries=0)
     assert (session["state"], session["halt_reason"]) == ("halted", "deadline_exceeded")
     assert len(endpoint.requests("/jobs/1")) > 1
 
@@ -318,7 +320,9 @@ async def test_descriptor_overrides_the_table_when_it_lists_a_status(service: Se
     assert (stubborn["state"], len(sent(endpoint, "stubborn"))) == ("compensated", 2)
 
 
-async def test_session_halts_as_poison_when_its_attempts_never_end(services: StartService, endpoint: FakeEndpoint, database_url: str) -> None:
+async def test_session_halts_as_poison_when_its_attempts_never_end(
+    services: StartService, endpoint: FakeEndpoint, database_url: str
+) -> None:
     """A call whose worker died ten times in mid-attempt is handed to a person instead of killing an eleventh."""
     service = await services(has_orchestrator=False)
     await do_step(service.agent, "s", 1, endpoint.url("/undo"))

@@ -1,9 +1,8 @@
 """Fixtures of the tests that kill things: processes on the test's database, and a relay of them for a whole file."""
 
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,7 +21,7 @@ async def processes(database_url: str, tmp_path_factory: pytest.TempPathFactory)
     directory = tmp_path_factory.mktemp("service")
     async with AsyncExitStack() as stack:
 
-        async def start(*flags: str, **settings: object) -> ServiceProcess:
+        async def start(*flags: str, **settings: Any) -> ServiceProcess:
             spawned = await stack.enter_async_context(ServiceProcess(database_url, keys, directory, *flags, **settings))
             return await spawned.serve()
 
@@ -51,4 +50,4 @@ async def relay(relay_url: str, tmp_path_factory: pytest.TempPathFactory) -> Asy
         relay = Relay(spawn)
         await relay.begin()
         yield relay
-        assert [crash for process in itertools.chain(relay.all) for crash in process.crashes] == []
+        assert [crash for process in relay.all for crash in process.crashes] == []

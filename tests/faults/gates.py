@@ -8,8 +8,8 @@ from secrets import randbelow
 from typing import TypeAlias
 
 import asyncpg
-from app.domain.model import EntryKind
 
+from app.domain.model import EntryKind
 from tests.factories import owner_connection
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -72,4 +72,6 @@ async def shut_gate(database_url: str, session_id: str, kind: EntryKind, step: i
 async def wait_until(connection: Connection, condition: str) -> None:
     """Return once a SQL condition holds; the server looks every two milliseconds, and gives up after 20 s."""
     await connection.execute(f"SET statement_timeout = '{PATIENCE}'")
-    await connection.execute(f"DO $$ BEGIN WHILE NOT ({condition}) LOOP PERFORM pg_sleep(0.002); END LOOP; END $$")
+    await connection.execute(
+        f"DO $$ BEGIN WHILE NOT ({condition}) LOOP PERFORM pg_sleep(0.002), pg_stat_clear_snapshot(); END LOOP; END $$"
+    )

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from app.domain.model import EntryKind
-
 from tests.factories import Client, JsonObject, do_step
 from tests.fakes import FakeEndpoint, Received
 
@@ -54,4 +53,4 @@ async def _assert_journaled(auditor: Client, session_id: str, steps: Sequence[in
     assert [entry["kind"] for entry in journal].count(EntryKind.SESSION_FAILED) == 1
     assert journal[-1]["kind"] == EntryKind.UNWOUND
     verified = (await auditor.get(f"/sessions/{session_id}/journal/verify")).json()
-    assert (verified["valid"], verified["entry_count"]) == (True, len(journal))
+    assert (verified["valid"], verified["entry_count"]) == (True, len(journal)), "the journal verifies"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+
 from app.domain.model import Role
 from app.engine.clock import SystemClock
-
 from tests.factories import QUICK, Client, JsonObject, make_principal_key
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -37,9 +37,7 @@ class ServiceProcess:
     it is spawned and starts when `serve` is called.
     """
 
-    def __init__(
-        self, database_url: str, keys: Keys, directory: Path, *flags: str, is_warm: bool = False, **settings: object
-    ) -> None:
+    def __init__(self, database_url: str, keys: Keys, directory: Path, *flags: str, is_warm: bool = False, **settings: object) -> None:
         """Keep the command; `async with` spawns it."""
         self.events: list[JsonObject] = []
         self.agent: Client
@@ -131,10 +129,10 @@ class ServiceProcess:
         assert found is not None, f"it ended without {name}: {self.events[-5:]}"
         return found
 
-    async def wait_until_ready(self) -> None:
-        """Return once /readyz says 200; a probe has nothing to wait on, so it asks again and again, as an orchestrator of containers does."""
+    async def wait_for_readiness(self, status: int) -> None:
+        """Return once /readyz answers so; there is nothing to wait on, so it asks again and again, as any prober does."""
         async with asyncio.timeout(END_SECONDS):
-            while (await self.agent.request("GET", "/readyz")).status_code != 200:
+            while (await self.agent.request("GET", "/readyz")).status_code != status:
                 await SystemClock().sleep(PROBE_SECONDS)
 
     def _find(self, name: str) -> JsonObject | None:

@@ -1,4 +1,7 @@
-"""Stop the service while an undo is in flight, politely or by a pause that outlasts its lease: another replica goes on, nothing happens twice."""
+"""Stop the service while an undo is in flight, politely or by a pause that outlasts its lease: another goes on.
+
+Must not wait for a lease where none has to run out.
+"""
 
 import asyncio
 from time import monotonic

@@ -89,59 +89,70 @@ def http_client() -> httpx.Client:
 
 def tool_calls(at: Addresses) -> list[ToolCall]:
     """Return the steps before the reply, the one that only reads first."""
-    return [
-        ToolCall(
-            tool="get_order",
-            reversibility=Reversibility.READ_ONLY,
-            method="GET",
-            url=at.shop + ORDER_PATH,
-            args={"order": ORDER},
-            compensation=None,
-            tell=lambda order: f"read order {order['order']} of {order['customer']}",
-        ),
-        ToolCall(
-            tool="issue_credit",
-            reversibility=Reversibility.COMPENSATABLE,
-            method="POST",
-            url=at.ledger + CREDITS_PATH,
-            args={"order": ORDER, "amount": AMOUNT},
-            compensation={
-                "url": at.ledger + REVERSALS_PATH,
-                "description": f"reverse the credit of ${AMOUNT:,}",
-                "args": {"credit_id": {"$ref": "result#/credit_id"}},
-                "unknown": BY_FORWARD_KEY,
-            },
-            tell=lambda credit: f"${AMOUNT:,} credited ({credit['credit_id']})",
-        ),
-        ToolCall(
-            tool="set_ticket_status",
-            reversibility=Reversibility.REVERSIBLE,
-            method="POST",
-            url=at.tickets + STATUS_PATH,
-            args={"status": "refunded"},
-            compensation={
-                "url": at.tickets + STATUS_PATH,
-                "description": "set the ticket's status back",
-                "args": {"status": {"$ref": "result#/previous"}},
-                "unknown": BY_FORWARD_KEY,
-            },
-            tell=lambda ticket: f"ticket {TICKET}: {ticket['previous']} -> {ticket['status']}",
-        ),
-        ToolCall(
-            tool="add_order_note",
-            reversibility=Reversibility.REVERSIBLE,
-            method="POST",
-            url=at.shop + NOTES_PATH,
-            args={"text": f"refunded ${AMOUNT:,}, customer informed"},
-            compensation={
-                "url": at.shop + NOTE_REMOVALS_PATH,
-                "description": "remove the note",
-                "args": {"note_id": {"$ref": "result#/note_id"}},
-                "unknown": BY_FORWARD_KEY,
-            },
-            tell=lambda note: f"{note['note_id']}: customer informed",
-        ),
-    ]
+    return [_get_order(at), _issue_credit(at), _set_ticket_status(at), _add_order_note(at)]
+
+
+def _get_order(at: Addresses) -> ToolCall:
+    return ToolCall(
+        tool="get_order",
+        reversibility=Reversibility.READ_ONLY,
+        method="GET",
+        url=at.shop + ORDER_PATH,
+        args={"order": ORDER},
+        compensation=None,
+        tell=lambda order: f"read order {order['order']} of {order['customer']}",
+    )
+
+
+def _issue_credit(at: Addresses) -> ToolCall:
+    return ToolCall(
+        tool="issue_credit",
+        reversibility=Reversibility.COMPENSATABLE,
+        method="POST",
+        url=at.ledger + CREDITS_PATH,
+        args={"order": ORDER, "amount": AMOUNT},
+        compensation={
+            "url": at.ledger + REVERSALS_PATH,
+            "description": f"reverse the credit of ${AMOUNT:,}",
+            "args": {"credit_id": {"$ref": "result#/credit_id"}},
+            "unknown": BY_FORWARD_KEY,
+        },
+        tell=lambda credit: f"${AMOUNT:,} credited ({credit['credit_id']})",
+    )
+
+
+def _set_ticket_status(at: Addresses) -> ToolCall:
+    return ToolCall(
+        tool="set_ticket_status",
+        reversibility=Reversibility.REVERSIBLE,
+        method="POST",
+        url=at.tickets + STATUS_PATH,
+        args={"status": "refunded"},
+        compensation={
+            "url": at.tickets + STATUS_PATH,
+            "description": "set the ticket's status back",
+            "args": {"status": {"$ref": "result#/previous"}},
+            "unknown": BY_FORWARD_KEY,
+        },
+        tell=lambda ticket: f"ticket {TICKET}: {ticket['previous']} -> {ticket['status']}",
+    )
+
+
+def _add_order_note(at: Addresses) -> ToolCall:
+    return ToolCall(
+        tool="add_order_note",
+        reversibility=Reversibility.REVERSIBLE,
+        method="POST",
+        url=at.shop + NOTES_PATH,
+        args={"text": f"refunded ${AMOUNT:,}, customer informed"},
+        compensation={
+            "url": at.shop + NOTE_REMOVALS_PATH,
+            "description": "remove the note",
+            "args": {"note_id": {"$ref": "result#/note_id"}},
+            "unknown": BY_FORWARD_KEY,
+        },
+        tell=lambda note: f"{note['note_id']}: customer informed",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,252 @@
+"""What a report does in each state of its session and its effect, in time and late. Must not test how an unwind goes on."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from app.domain import outcomes
+from app.domain.model import EffectState, EntryKind, HaltReason, Outcome, Reversibility, SessionState, UndoState
+from app.domain.outcomes import REPORTING_STATES, FailReport, Reported
+from tests.domain.world import AGREEMENT, code_of, kinds_of, new_draft, new_effect, new_entry, new_session
+
+RESULT = b'{"credit_id":"c-1"}'
+OTHER = b'{"credit_id":"c-2"}'
+IN_TIME = sorted(REPORTING_STATES)
+LATE = sorted(set(SessionState) - REPORTING_STATES)
+UNKNOWN = FailReport(outcome=Outcome.UNKNOWN, error="no answer")
+NOT_APPLIED = FailReport(outcome=Outcome.NOT_APPLIED, error="card declined")
+
+E = EffectState
+K = EntryKind
+
+
+def report_on(effect: E, entry: UndoState | None = UndoState.PENDING, outcome: Outcome | None = None) -> Reported:
+    """Make what is seen of a call: an effect in a state, and its undo entry."""
+    found = new_effect(effect) if outcome is None else new_effect(effect, outcome=outcome)
+    return Reported(effect=found, undo_entry=None if entry is None else new_entry(entry))
+
+
+# The effect's state -> its state after a commit, or the refusal's code; and what is journaled.
+COMMITS_IN_TIME: dict[E, tuple[E | str, list[K]]] = {
+    E.EXECUTING: (E.COMMITTED, [K.EXECUTED]),
+    E.UNKNOWN: (E.COMMITTED, [K.EXECUTED]),
+    E.COMMITTED: (E.COMMITTED, []),
+    **{state: ("not_executing", []) for state in E if state not in {E.EXECUTING, E.UNKNOWN, E.COMMITTED}},
+}
+
+
+@pytest.mark.parametrize(("state", "session"), list(product(COMMITS_IN_TIME, IN_TIME)))
+def test_commit_moves_repeats_or_refuses_when_it_is_in_time(state: E, session: SessionState) -> None:
+    """An open call becomes committed once, with its result and time; the same again changes nothing."""
+    expected, kinds = COMMITS_IN_TIME[state]
+    draft = new_draft(new_session(session))
+    decided = outcomes.commit(draft, report_on(state), RESULT)
+    assert kinds_of(draft) == kinds
+    if isinstance(decided, Reported):
+        assert (decided.effect.state, decided.effect.outcome, decided.effect.result) == (expected, Outcome.COMMITTED, RESULT)
+        assert decided.effect.executed_at == draft.now
+        assert decided.undo_entry is not None
+        assert decided.undo_entry.state is UndoState.PENDING
+        return
+    assert code_of(decided) == expected
+    assert draft.is_empty
+
+
+def test_commit_is_refused_when_another_result_was_reported() -> None:
+    """What a call gave back is said once."""
+    draft = new_draft(new_session())
+    assert code_of(outcomes.commit(draft, report_on(E.COMMITTED), OTHER)) == "result_differs"
+    assert draft.is_empty
+
+
+# The effect's state and the report -> its state after, or the refusal's code; what is journaled; the entry's state after.
+FAILS_IN_TIME: list[tuple[E, FailReport, E | str, list[K], UndoState]] = [
+    (E.EXECUTING, UNKNOWN, E.UNKNOWN, [K.FAILED], UndoState.PENDING),
+    (E.EXECUTING, NOT_APPLIED, E.FAILED, [K.FAILED, K.SKIPPED], UndoState.SKIPPED),
+    (E.UNKNOWN, UNKNOWN, E.UNKNOWN, [], UndoState.PENDING),
+    (E.UNKNOWN, NOT_APPLIED, E.FAILED, [K.FAILED, K.SKIPPED], UndoState.SKIPPED),
+    (E.FAILED, NOT_APPLIED, E.FAILED, [], UndoState.SKIPPED),
+    (E.FAILED, UNKNOWN, "not_executing", [], UndoState.SKIPPED),
+    *[
+        (state, report, "not_executing", [], UndoState.PENDING)
+        for state, report in product(sorted(set(E) - {E.EXECUTING, E.UNKNOWN, E.FAILED}), [UNKNOWN, NOT_APPLIED])
+    ],
+]
+
+
+@pytest.mark.parametrize(("state", "report", "expected", "kinds", "entry"), FAILS_IN_TIME)
+def test_fail_effect_moves_repeats_or_refuses_when_it_is_in_time(
+    state: E, report: FailReport, expected: E | str, kinds: list[K], entry: UndoState
+) -> None:
+    """A call that was not applied needs no undo; one that may have been keeps it. The session goes on."""
+    for session in IN_TIME:
+        draft = new_draft(new_session(session))
+        decided = outcomes.fail_effect(draft, report_on(state, UndoState.SKIPPED if state is E.FAILED else UndoState.PENDING), report)
+        assert kinds_of(draft) == kinds
+        assert draft.session.state is session
+        if isinstance(decided, Reported):
+            assert decided.effect.state is expected
+            assert decided.undo_entry is not None
+            assert decided.undo_entry.state is entry
+            continue
+        assert code_of(decided) == expected
+        assert draft.is_empty
+
+
+def test_fail_effect_works_without_an_undo_entry_when_the_call_is_a_read() -> None:
+    """A read has nothing to skip."""
+    draft = new_draft(new_session())
+    decided = outcomes.fail_effect(draft, report_on(E.EXECUTING, None), NOT_APPLIED)
+    assert isinstance(decided, Reported)
+    assert (decided.effect.state, decided.undo_entry, kinds_of(draft)) == (E.FAILED, None, [K.FAILED])
+
+
+# The session's state, the effect's and its entry's, what was known -> the effect's state after, the session's state and mark after.
+LATE_COMMITS: list[tuple[SessionState, E, UndoState, Outcome, E, SessionState, bool]] = [
+    (SessionState.FAILED, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.COMMITTED, SessionState.FAILED, False),
+    (SessionState.COMPENSATING, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.COMMITTED, SessionState.COMPENSATING, False),
+    (SessionState.COMPENSATING, E.COMPENSATING, UndoState.RUNNING, Outcome.UNKNOWN, E.COMPENSATING, SessionState.COMPENSATING, True),
+    (SessionState.COMPENSATING, E.COMPENSATED, UndoState.COMPENSATED, Outcome.UNKNOWN, E.COMPENSATED, SessionState.COMPENSATING, True),
+    (SessionState.COMPENSATING, E.FAILED, UndoState.SKIPPED, Outcome.NOT_APPLIED, E.FAILED, SessionState.COMPENSATING, False),
+    (SessionState.COMPENSATED, E.COMPENSATED, UndoState.COMPENSATED, Outcome.UNKNOWN, E.COMPENSATED, SessionState.HALTED, True),
+    (SessionState.COMPENSATED, E.COMPENSATED, UndoState.COMPENSATED, Outcome.COMMITTED, E.COMPENSATED, SessionState.COMPENSATED, False),
+    (SessionState.HALTED, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.UNKNOWN, SessionState.HALTED, False),
+    (SessionState.HALTED, E.COMPENSATED, UndoState.COMPENSATED, Outcome.UNKNOWN, E.COMPENSATED, SessionState.HALTED, False),
+    (SessionState.RESOLVED, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.UNKNOWN, SessionState.RESOLVED, False),
+]
+
+
+@pytest.mark.parametrize(("session", "state", "entry", "known", "after", "session_after", "is_marked"), LATE_COMMITS)
+def test_commit_leaves_evidence_and_is_refused_when_it_is_late(  # noqa: PLR0913, PLR0917 (the columns of the table)
+    session: SessionState,
+    state: E,
+    entry: UndoState,
+    known: Outcome,
+    after: E,
+    session_after: SessionState,
+    is_marked: bool,  # noqa: FBT001
+) -> None:
+    """A late commit is always told to the journal; it is used while the undo was not sent, and else a person hears of it."""
+    draft = new_draft(new_session(session))
+    seen = report_on(state, entry, known)
+    decided = outcomes.commit(draft, seen, OTHER)
+    assert code_of(decided) == "session_not_active"
+    changes = draft.changes()
+    assert changes.entries[0].kind == K.LATE_COMMIT
+    assert OTHER.decode() in (changes.entries[0].content or b"").decode().replace("\\", "")
+    effect = changes.effects[0].after if changes.effects else seen.effect
+    assert (effect.state, changes.after.state, changes.after.late_effect) == (after, session_after, is_marked)
+    if changes.effects:
+        assert (effect.outcome, effect.result, effect.executed_at) == (Outcome.COMMITTED, OTHER, draft.now)
+    assert changes.after.clean is not is_marked
+    if session_after is not session:
+        assert changes.after.halt_reason is HaltReason.LATE_EFFECT
+        assert [entry.kind for entry in changes.entries] == [K.LATE_COMMIT, K.HALTED]
+
+
+def test_commit_moves_nothing_when_the_session_has_ended_and_the_call_had_no_undo() -> None:
+    """A read whose outcome is learnt after the end is evidence and no more: nothing moves in a session that is over."""
+    draft = new_draft(new_session(SessionState.COMPENSATED))
+    assert code_of(outcomes.commit(draft, report_on(E.UNKNOWN, None), RESULT)) == "session_not_active"
+    changes = draft.changes()
+    assert [entry.kind for entry in changes.entries] == [K.LATE_COMMIT]
+    assert (changes.effects, changes.after.state) == ((), SessionState.COMPENSATED)
+
+
+@pytest.mark.parametrize("session", LATE)
+def test_commit_leaves_no_second_trace_when_it_says_what_is_known(session: SessionState) -> None:
+    """An agent that repeats its commit after the run failed is told so, and fills no journal."""
+    draft = new_draft(new_session(session))
+    assert code_of(outcomes.commit(draft, report_on(E.COMMITTED), RESULT)) == "session_not_active"
+    assert draft.is_empty
+
+
+@pytest.mark.parametrize(("state", "report"), list(product(E, [UNKNOWN, NOT_APPLIED])))
+def test_reports_change_nothing_when_the_session_is_completed(state: E, report: FailReport) -> None:
+    """After complete nothing can unwind the session, so there is nothing that a report could change."""
+    draft = new_draft(new_session(SessionState.COMPLETED))
+    assert code_of(outcomes.commit(draft, report_on(state), OTHER)) == "session_not_active"
+    assert code_of(outcomes.fail_effect(draft, report_on(state), report)) == "session_not_active"
+    assert code_of(outcomes.fail_session(draft, "too late", [report_on(state)])) == "session_not_active"
+    assert draft.is_empty
+
+
+@pytest.mark.parametrize("session", [state for state in LATE if state is not SessionState.COMPLETED])
+@pytest.mark.parametrize(
+    ("state", "entry"), [(E.UNKNOWN, UndoState.PENDING), (E.COMMITTED, UndoState.PENDING), (E.COMPENSATING, UndoState.RUNNING)]
+)
+@pytest.mark.parametrize("report", [UNKNOWN, NOT_APPLIED])
+def test_fail_effect_skips_or_is_recorded_when_it_is_late(session: SessionState, state: E, entry: UndoState, report: FailReport) -> None:
+    """A call that was not applied is taken out of the unwind while its undo was not sent; any other late failure is recorded."""
+    draft = new_draft(new_session(session))
+    decided = outcomes.fail_effect(draft, report_on(state, entry), report)
+    assert code_of(decided) == "session_not_active"
+    is_unwinding = session in {SessionState.FAILED, SessionState.COMPENSATING}
+    changes = draft.changes()
+    if is_unwinding and state is E.UNKNOWN and report is NOT_APPLIED:
+        assert [entry.kind for entry in changes.entries] == [K.LATE_FAIL, K.SKIPPED]
+        assert (changes.effects[0].after.state, changes.undo_entries[0].after.state) == (E.FAILED, UndoState.SKIPPED)
+        return
+    is_known = state is E.UNKNOWN and report is UNKNOWN
+    assert [entry.kind for entry in changes.entries] == ([] if is_known else [K.LATE_FAIL])
+    assert (changes.effects, changes.undo_entries, changes.after.state) == ((), (), session)
+
+
+def test_fail_session_settles_what_is_open_when_a_run_fails() -> None:
+    """Every open call becomes unknown, a read failed, a question cancelled; what is settled stays; the newest pending undo is due."""
+    states = {1: E.COMMITTED, 2: E.EXECUTING, 3: E.EXECUTING, 4: E.UNKNOWN, 5: E.FAILED, 6: E.AWAITING_APPROVAL}
+    reads = {3}
+    known = [
+        Reported(
+            effect=new_effect(state, step, reversibility=Reversibility.READ_ONLY if step in reads else Reversibility.COMPENSATABLE),
+            undo_entry=None if step in reads | {6} else new_entry(UndoState.SKIPPED if state is E.FAILED else UndoState.PENDING, step),
+        )
+        for step, state in states.items()
+    ]
+    draft = new_draft(new_session(SessionState.AWAITING_APPROVAL, last_step=6))
+    assert outcomes.fail_session(draft, "the run failed", known) is None
+    changes = draft.changes()
+    assert {change.after.step_index: (change.after.state, change.after.outcome) for change in changes.effects} == {
+        2: (E.UNKNOWN, Outcome.UNKNOWN),
+        3: (E.FAILED, Outcome.NOT_APPLIED),
+        6: (E.CANCELLED, None),
+    }
+    assert [(entry.kind, entry.step) for entry in changes.entries] == [(K.SESSION_FAILED, None), (K.CANCELLED, 6)]
+    assert b'"unknown_steps":[2,4]' in changes.entries[0].body
+    assert (changes.after.state, changes.after.failed_at) == (SessionState.FAILED, draft.now)
+    assert [(change.before, change.after.step_index) for change in changes.calls] == [(None, 4)]
+
+
+@pytest.mark.parametrize("state", [state for state in LATE if state is not SessionState.COMPLETED])
+def test_fail_session_changes_nothing_when_it_is_repeated(state: SessionState) -> None:
+    """Failing a run again is harmless, wherever its unwind has got to."""
+    draft = new_draft(new_session(state))
+    assert outcomes.fail_session(draft, "again", [report_on(E.UNKNOWN)]) is None
+    assert draft.is_empty
+
+
+def test_fail_session_makes_the_second_newest_due_when_the_newest_was_not_applied() -> None:
+    """A failure that comes along with the run's takes its own entry out first."""
+    upper = Reported(effect=new_effect(E.EXECUTING, 2), undo_entry=new_entry(step=2))
+    lower = Reported(effect=new_effect(E.COMMITTED, 1), undo_entry=new_entry(step=1))
+    draft = new_draft(new_session(last_step=2))
+    reported = outcomes.fail_effect(draft, upper, NOT_APPLIED)
+    assert isinstance(reported, Reported)
+    assert outcomes.fail_session(draft, "the run failed", [lower, reported]) is None
+    assert [change.after.step_index for change in draft.changes().calls] == [1]
+    assert kinds_of(draft) == [K.FAILED, K.SKIPPED, K.SESSION_FAILED]
+
+
+def test_fail_session_ends_compensated_when_nothing_is_pending() -> None:
+    """A run that did nothing undoable is undone by doing nothing."""
+    draft = new_draft(new_session())
+    assert outcomes.fail_session(draft, "the run failed", []) is None
+    assert draft.session.state is SessionState.COMPENSATED
+    assert kinds_of(draft) == [K.SESSION_FAILED, K.UNWOUND]
+
+
+def test_agreement_names_every_undo_state_when_compared() -> None:
+    """The world's rule about effects and entries leaves no state out."""
+    assert set(AGREEMENT) == set(UndoState)
+    assert replace(report_on(E.UNKNOWN), undo_entry=None).undo_entry is None

@@ -1,0 +1,190 @@
+"""The promises that hang on one statement each, provoked without a race. Must stay quick: the mutants run it again and again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from app.domain.egress import EgressPolicy
+from app.domain.model import EntryKind, OrgName
+from app.engine.clock import SystemClock
+from app.engine.outbound import Outbound
+from app.engine.unwind import Holding, LeaseLost, Unwind
+from app.storage import calls
+from app.storage.calls import Claim
+from app.storage.changes import Lease
+from app.storage.database import open_database
+from tests.conftest import StartService
+from tests.factories import ORG, Client, do_step, owner_connection, undo_at
+from tests.fakes import FakeEndpoint, Reply
+from tests.faults.gates import Place, shut_gate
+from tests.faults.judgement import assert_undone, do_steps
+
+# How long an answer that must not come is waited for: many times what one takes.
+SILENCE_SECONDS = 0.3
+
+Verb = Callable[[Client], Coroutine[Any, Any, httpx.Response]]
+UNDO = undo_at("http://127.0.0.1:9/undo")
+VERBS: dict[str, tuple[EntryKind, int | None, Verb]] = {
+    "intercept": (EntryKind.INTENT, 2, lambda agent: agent.intercept("run", step_index=2, compensation=UNDO)),
+    "commit": (EntryKind.EXECUTED, 1, lambda agent: agent.commit("run", 1, {"credit_id": "cr_1"})),
+    "fail_effect": (EntryKind.FAILED, 1, lambda agent: agent.fail_effect("run", 1)),
+    "fail_session": (EntryKind.SESSION_FAILED, None, lambda agent: agent.fail("run")),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+async def test_nothing_is_answered_when_the_commit_has_not_ended(verb: str, services: StartService, database_url: str) -> None:
+    """A transaction held inside its COMMIT: no answer leaves; once it is through, the answer comes and the change is there."""
+    kind, step, ask = VERBS[verb]
+    service = await services(has_orchestrator=False)
+    assert (await service.agent.intercept("run", step_index=1, compensation=UNDO)).status_code == 201
+    async with shut_gate(database_url, "run", kind, step, Place.COMMIT) as gate:
+        asking = asyncio.create_task(ask(service.agent))
+        await gate.is_reached()
+        answered, _ = await asyncio.wait({asking}, timeout=SILENCE_SECONDS)
+        assert not answered, "answered before the commit"
+        await gate.open()
+        answer = await asking
+    assert answer.is_success
+    assert (await service.auditor.kinds("run"))[-1] == kind
+
+
+async def test_undos_run_newest_first_when_a_session_fails(services: StartService, endpoint: FakeEndpoint) -> None:
+    """Four steps; the endpoint's own log is the witness."""
+    service = await services()
+    keys = await do_steps(service.agent, endpoint, "run", 4)
+    await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+    assert endpoint.max_concurrency == 1
+
+
+async def test_one_key_and_one_body_are_sent_when_an_undo_is_retried(services: StartService, endpoint: FakeEndpoint) -> None:
+    """500, 502, 503, 200: four requests that differ in nothing but the attempt they announce."""
+    service = await services()
+    endpoint.script("/undo/1", Reply(status=500), Reply(status=502), Reply(status=503), Reply())
+    keys = await do_steps(service.agent, endpoint, "run", 1)
+    await service.agent.fail("run", wait_s=20)
+    assert [request.key for request in endpoint.received] == keys * 4, "one key for all attempts"
+    await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+    assert [request.header("Countermand-Attempt") for request in endpoint.received] == ["1", "2", "3", "4"]
+
+
+async def test_lower_entries_wait_when_an_undo_is_only_accepted(services: StartService, endpoint: FakeEndpoint) -> None:
+    """202 is not done: its Location is asked until it is, and only then comes the next undo."""
+    service = await services()
+    endpoint.script("/undo/2", Reply(status=202, headers={"Location": "/progress"}))
+    endpoint.script("/progress", Reply(status=202), Reply(status=200))
+    await do_steps(service.agent, endpoint, "run", 2)
+    session = (await service.agent.fail("run", wait_s=20)).json()
+    assert session["state"] == "compensated"
+    assert [request.path for request in endpoint.received] == ["/undo/2", "/progress", "/progress", "/undo/1"], "202 is not done"
+
+
+async def test_an_answer_is_void_when_a_newer_epoch_owns_the_call(
+    services: StartService, database_url: str, endpoint: FakeEndpoint
+) -> None:
+    """Two workers' attempts of one undo in flight at once: the older one's answer settles nothing and starts nothing."""
+    service = await services(has_orchestrator=False)
+    older_answer, newer_answer = asyncio.Event(), asyncio.Event()
+    endpoint.script("/undo/2", Reply(gate=older_answer), Reply(gate=newer_answer))
+    keys = await do_steps(service.agent, endpoint, "run", 2)
+    await service.agent.fail("run")
+    async with _worker(database_url, "older") as older, _worker(database_url, "newer") as newer, asyncio.TaskGroup() as group:
+        late = group.create_task(_loses_its_lease(older, await _claim(older)))
+        await endpoint.wait_for_requests(1)
+        assert await _claims(newer) == [], "one live sender at a time"
+        async with owner_connection(database_url) as connection:
+            await connection.execute("UPDATE outgoing_calls SET leased_until = clock_timestamp() WHERE leased_until IS NOT NULL")
+        current = group.create_task(_loses_its_lease(newer, await _claim(newer)))
+        await endpoint.wait_for_requests(2)
+        before = await service.auditor.journal("run")
+        older_answer.set()
+        assert await late, "an older epoch may not write"
+        assert await service.auditor.journal("run") == before
+        assert len(endpoint.received) == 2
+        newer_answer.set()
+        assert not await current
+    await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+
+
+async def test_the_frozen_bytes_are_sent_when_the_result_comes_after_the_first_attempt(
+    services: StartService, endpoint: FakeEndpoint
+) -> None:
+    """An undo sent as of unknown outcome keeps its bytes and outcome, although the missing result arrives between two attempts."""
+    service = await services()
+    late = asyncio.Event()
+    endpoint.script("/undo/1", Reply(status=503, gate=late), Reply())
+    args = {"credit_id": {"$ref": "result#/credit_id"}}
+    unknown = {"args": {"find_by": {"$ref": "effect#/forward_key"}}}
+    told = await service.agent.intercept("run", step_index=1, compensation=undo_at(endpoint.url("/undo/1"), args=args, unknown=unknown))
+    await service.agent.fail("run")
+    await endpoint.wait_for_requests(1)
+    assert (await service.agent.commit("run", 1, {"credit_id": "cr_1"})).status_code == 409
+    late.set()
+    first, second = await endpoint.wait_for_requests(2)
+    assert [first.body, second.body] == [f'{{"find_by":"{told.json()["forward_key"]}"}}'.encode()] * 2, "frozen at the first send"
+    assert first.header("Countermand-Outcome") == second.header("Countermand-Outcome") == "unknown"
+    halted = (await service.agent.fail("run", wait_s=20)).json()
+    assert (halted["state"], halted["halt_reason"]) == ("halted", "late_effect")
+
+
+async def test_a_conflict_is_waited_out_when_an_earlier_attempt_may_still_run(services: StartService, endpoint: FakeEndpoint) -> None:
+    """409 after a 500 means that the endpoint is still busy with the first attempt; 409 alone is final."""
+    service = await services()
+    endpoint.script("/busy", Reply(status=500), Reply(status=409), Reply())
+    endpoint.script("/refuses", Reply(status=409))
+    await do_step(service.agent, "busy", 1, endpoint.url("/busy"))
+    await do_step(service.agent, "refuses", 1, endpoint.url("/refuses"))
+    busy = (await service.agent.fail("busy", wait_s=20)).json()
+    refused = (await service.agent.fail("refuses", wait_s=20)).json()
+    assert (busy["state"], len(endpoint.requests("/busy"))) == ("compensated", 3), "409 while it may still run is no refusal"
+    assert (refused["state"], refused["halt_reason"]) == ("halted", "compensation_failed")
+    assert len(endpoint.requests("/refuses")) == 1
+
+
+ORG_TABLES = ("orgs", "keys", "sessions", "effect_log", "undo_stack", "outgoing_calls", "journal")
+
+
+async def test_rows_are_out_of_sight_when_they_are_another_orgs(services: StartService, database_url: str, endpoint: FakeEndpoint) -> None:
+    """Row-level security alone, without any predicate of ours: an org sees its own rows in every table, another sees none of them."""
+    service = await services()
+    keys = await do_steps(service.agent, endpoint, "run", 1)
+    await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+    seen: dict[str, set[str]] = {}
+    async with open_database(database_url, size=1, application_name="tests") as database:
+        for org in (ORG, "globex"):
+            async with database.transaction(OrgName(org)) as tx:
+                seen[org] = {table for table in ORG_TABLES if await tx.connection.fetchval(f"SELECT count(*) FROM {table}")}
+    assert seen == {ORG: set(ORG_TABLES), "globex": set()}
+
+
+@asynccontextmanager
+async def _worker(database_url: str, name: str) -> AsyncIterator[Unwind]:
+    """Make the half of an orchestrator that works on a call it is given."""
+    clock = SystemClock()
+    async with (
+        open_database(database_url, size=2, application_name=name) as database,
+        Outbound(EgressPolicy.parse("127.0.0.0/8"), clock=clock) as outbound,
+    ):
+        yield Unwind(database=database, outbound=outbound, clock=clock, lease=Lease(worker=name, seconds=30.0))
+
+
+async def _loses_its_lease(worker: Unwind, holding: Holding) -> bool:
+    try:
+        await worker.run(holding)
+    except LeaseLost:
+        return True
+    return False
+
+
+async def _claim(worker: Unwind) -> Holding:
+    (claim,) = await _claims(worker)
+    return Holding(claim=claim)
+
+
+async def _claims(worker: Unwind) -> list[Claim]:
+    async with worker.database.dispatch() as connection:
+        return await calls.claim(connection, worker.lease, 1, [])
