@@ -99,6 +99,9 @@ class LockedCall:
 
 
 # See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the call's own entry, then the newest pending one below it.
+# A planner that expects a session to be short reads the whole of it and filters, which makes unwinding a long one quadratic. So every row
+# is found by its full key and nothing else: LIMIT 1 keeps a look-up apart from the joins around it, and the order by call_id, which only the
+# primary key has, rules out the other index that begins with the session.
 LOCK_CALL_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
@@ -108,13 +111,26 @@ WITH locked AS MATERIALIZED (
   WHERE org = $1 AND session_id = $2
   FOR NO KEY UPDATE
 ),
-below AS (
-  SELECT u.stack_position
-  FROM undo_stack AS u
-  JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
-  WHERE u.org = $1 AND u.session_id = $2 AND u.state = 'pending' AND u.stack_position < c.step_index
-  ORDER BY u.stack_position DESC
+called AS MATERIALIZED (
+  SELECT
+    call_id, step_index, destination, url, body, outcome::text, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND call_id BETWEEN $3 AND $3
+  ORDER BY call_id
   LIMIT 1
+),
+below AS MATERIALIZED (
+  SELECT stack_position
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND state = 'pending' AND stack_position < (SELECT step_index FROM called)
+  ORDER BY stack_position DESC
+  LIMIT 1
+),
+places AS MATERIALIZED (
+  SELECT step_index AS stack_position FROM called
+  UNION ALL
+  SELECT stack_position FROM below
 )
 SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
@@ -129,7 +145,7 @@ SELECT
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
   u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
   c.call_id AS c_call_id, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
-  c.outcome::text AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
+  c.outcome AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
   c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
   c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
   c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
@@ -139,10 +155,22 @@ SELECT
   ) AS has_failed_entries
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
-JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
-LEFT JOIN below ON true
-JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position IN (c.step_index, below.stack_position)
-JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = u.stack_position
+CROSS JOIN called AS c
+CROSS JOIN places AS p
+CROSS JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = p.stack_position
+  LIMIT 1
+) AS u
+CROSS JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = p.stack_position
+  LIMIT 1
+) AS e
 LEFT JOIN LATERAL (
   SELECT version, definition, is_deleted
   FROM tools
