@@ -157,7 +157,7 @@ async def fail_session(
 @router.post(
     "/{session_id}/complete",
     operation_id="completeSession",
-    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409)},
+    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
     dependencies=[Depends(only_query())],
 )
 async def complete_session(

@@ -20,7 +20,7 @@ _ANSWERED_ONLY = frozenset({"name", "version", "created_by", "created_at"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What applying the file does to one tool: `+` registers it, `~` makes a new version, `=` leaves it; `members` are those that differ."""
+    """What applying the file does to one tool: `+` registers it, `~` makes a new version, `=` leaves it; `members` differ."""
 
     mark: str
     name: str
@@ -41,11 +41,17 @@ def read_file(path: Path) -> dict[str, Mapping[str, Any]]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SetupError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     except yaml.YAMLError as error:
         raise SetupError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     tools = found.get("tools") if isinstance(found, dict) else None
     if not isinstance(tools, dict) or not all(isinstance(name, str) and isinstance(tool, dict) for name, tool in tools.items()):
         raise SetupError(f"{path}: expected a mapping `tools:` of names to definitions")
+    try:
+        json.dumps(tools, allow_nan=False)
+    except (TypeError, ValueError) as error:  # YAML has dates, sets, references to itself and numbers that are none
+        raise SetupError(f"{path} holds what JSON has no word for: {error}") from error
     return tools
 
 
@@ -88,11 +94,13 @@ def _step(name: str, registered: Mapping[str, Any], applied: Mapping[str, Any], 
 
 def _checked(response: httpx.Response) -> Mapping[str, Any]:
     try:
-        body: Mapping[str, Any] = response.json()
-    except json.JSONDecodeError:
-        body = {}
-    if response.is_error:
-        places = "; ".join(f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in body.get("errors") or [])
-        request = response.request
-        raise SetupError(f"{request.method} {request.url.path}: {body.get('detail', response.status_code)} {places}".rstrip())
-    return body
+        found = response.json()
+    except ValueError:
+        found = None
+    body: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    if body and response.is_success:
+        return body
+    places = "; ".join(f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in body.get("errors") or [])
+    detail = body.get("detail") or f"{response.status_code}, and no answer of this service"
+    request = response.request
+    raise SetupError(f"{request.method} {request.url.path}: {detail} {places}".rstrip())

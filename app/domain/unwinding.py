@@ -270,7 +270,9 @@ def _give_up_at_deadline(draft: Draft, work: Work) -> Move:
     """Say of an undo that its endpoint took and never ended that it is so: whoever looks into it has to ask there, not here."""
     call = work.call
     if call.poll_url is not None or call.last_status == 202:
-        call = draft.change_call(call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS])
+        call = draft.change_call(
+            call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS]
+        )
     return _fail(draft, replace(work, call=call), HaltReason.DEADLINE_EXCEEDED)
 
 

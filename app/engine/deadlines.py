@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from app.domain.model import OrgName, SessionId
 from app.engine.clock import Clock
 from app.engine.forward import Forward
 from app.storage import sessions
@@ -37,4 +38,13 @@ class Deadlines:
         async with self.database.dispatch() as connection:
             overdue = await sessions.overdue(connection, SESSIONS_PER_SWEEP)
         for org, session_id in overdue:
+            await self._judge(org, session_id)
+
+    async def _judge(self, org: OrgName, session_id: SessionId) -> None:
+        try:
             await self.forward.time_out(org, session_id)
+        except StorageUnavailable:
+            raise
+        except Exception:  # noqa: BLE001 - the loop's edge
+            # One session that cannot be judged must not take the others along, nor the service.
+            _log.exception("timeout_crashed", org=org, session_id=session_id)

@@ -1,4 +1,4 @@
-"""What requests with an Idempotency-Key were answered. Must be read and written under the session's lock, so that twins wait."""
+"""What requests with an Idempotency-Key were answered. Must not be touched without the session's lock, so that twins wait."""
 
 from dataclasses import dataclass
 

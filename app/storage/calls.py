@@ -100,8 +100,8 @@ class LockedCall:
 
 # See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the call's own entry, then the newest pending one below it.
 # A planner that expects a session to be short reads the whole of it and filters, which makes unwinding a long one quadratic. So every row
-# is found by its full key and nothing else: LIMIT 1 keeps a look-up apart from the joins around it, and the order by call_id, which only the
-# primary key has, rules out the other index that begins with the session.
+# is found by its full key and nothing else: LIMIT 1 keeps a look-up apart from the joins around it, and the order by call_id, which only
+# the primary key has, rules out the other index that begins with the session.
 LOCK_CALL_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT

@@ -101,7 +101,7 @@ async def open_session(tx: Transaction, new: NewSession) -> bool:
 
 # The lock may be waited for, but everything else in the statement is read as of its start. `seen_revision` is what the session's revision
 # was then: where it differs from the locked row's, another writer came first, and the statement is simply run again under the lock.
-# The moment is taken above the locking node, so after the wait.
+# The moment is taken above the locking node, so after the wait. Rows are found by their full key: see calls.LOCK_CALL_SQL.
 LOCK_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
@@ -150,9 +150,26 @@ LEFT JOIN LATERAL (
   SELECT step_index FROM effect_log
   WHERE $8 AND org = $1 AND session_id = $2 AND reversibility = 'irreversible'
 ) AS wanted ON true
-LEFT JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = wanted.step_index
-LEFT JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position = wanted.step_index
-LEFT JOIN approvals AS a ON a.org = $1 AND a.session_id = $2 AND a.step_index = wanted.step_index
+LEFT JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS e ON true
+LEFT JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = wanted.step_index
+  LIMIT 1
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT requested_by, requested_at, expires_at
+  FROM approvals
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS a ON true
 LEFT JOIN LATERAL (
   SELECT version, definition, is_deleted
   FROM tools

@@ -3,8 +3,8 @@
 import asyncio
 
 import httpx
-from app.domain.model import Role
 
+from app.domain.model import Role
 from tests.factories import Service, do_step, undo_at
 from tests.fakes import FakeEndpoint
 from tests.probes import fetch, rest, row_counts

@@ -50,9 +50,7 @@ def quoted(text: str, *, is_ascii: bool = False) -> str:
 
 async def post(service: Service, path: str, body: str) -> httpx.Response:
     """POST these very characters as the agent."""
-    return await service.agent.request(
-        "POST", f"/v1/sessions/{path}", content=body.encode(), headers={"Content-Type": "application/json"}
-    )
+    return await service.agent.request("POST", f"/v1/sessions/{path}", content=body.encode(), headers={"Content-Type": "application/json"})
 
 
 def undo_text(endpoint: FakeEndpoint, args: str) -> str:
@@ -126,7 +124,7 @@ async def test_undo_arrives_letter_for_letter_when_its_args_are_any_json(service
     """Args that stand alone, and those bound to payload and result, reach the endpoint as the text they were, and the journal has it."""
     expected = []
     for step, text in enumerate(COMPACT, start=1):
-        args = text if step % 2 else f'{{"k":1E+2,"p":{{"$ref":"payload#/deep/0"}},"r":{{"$ref":"result#/deep"}},"é":1.10}}'
+        args = text if step % 2 else '{"k":1E+2,"p":{"$ref":"payload#/deep/0"},"r":{"$ref":"result#/deep"},"é":1.10}'
         payload = quoted(f' {{ "deep" : [ {text} ] }} ')
         body = f'{{"tool":"t","payload":{payload},"step_index":{step},"compensation":{undo_text(endpoint, args)}}}'
         (await post(service, "s/intercept", body)).raise_for_status()

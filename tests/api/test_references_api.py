@@ -33,10 +33,14 @@ async def ask(service: Service, session_id: str, step: int, payload: object, com
 async def test_call_is_refused_when_a_reference_can_never_be_bound(service: Service, endpoint: FakeEndpoint) -> None:
     """Payload and effect are known at once, so what is not there is a 422 at its place; nothing is stored, the tool must not run."""
     url, before = endpoint.url("/undo"), await row_counts(service.database_url)
-    payload = {"order": {"lines": [{"id": 1}]}, "empty": ""}
+    payload: JsonObject = {"order": {"lines": [{"id": 1}]}, "empty": ""}
     for members, code, pointers in (
         ({"args": {"a": {"$ref": "payload#/absent"}}}, "unresolved_reference", ["/compensation/args/a"]),
-        ({"args": [{"$ref": "payload#/order/lines/1"}, 1, {"$ref": "effect#/secret"}]}, None, ["/compensation/args/0", "/compensation/args/2"]),
+        (
+            {"args": [{"$ref": "payload#/order/lines/1"}, 1, {"$ref": "effect#/secret"}]},
+            None,
+            ["/compensation/args/0", "/compensation/args/2"],
+        ),
         ({"args": {"$ref": "payload#/order/lines/-"}}, "unresolved_reference", ["/compensation/args"]),
         ({"args": {"$ref": "payload#/order/lines/00"}}, "unresolved_reference", ["/compensation/args"]),
         ({"args": {"$ref": "payload#/empty/0"}}, "unresolved_reference", ["/compensation/args"]),
@@ -62,7 +66,8 @@ async def test_registered_references_are_checked_against_each_payload(service: S
     """A registration is a template; whether it can be filled is known when a payload comes."""
     compensation = {"url": endpoint.url("/undo"), "args": {"order": {"$ref": "payload#/order"}, "id": {"$ref": "result#/id"}}}
     await service.admin.register("t", reversibility="reversible", compensation=compensation)
-    for payload in ({"amount": 1}, None, [], "order"):
+    payloads: list[JsonObject | list[int] | str | None] = [{"amount": 1}, None, [], "order"]
+    for payload in payloads:
         refused = await service.agent.intercept("s", tool="t", step_index=1, args=payload)
         assert fault(refused) == (422, "unresolved_reference", ["/compensation/args/order"])
     opaque = await service.agent.intercept("s", tool="t", step_index=1, payload="order=4921")
@@ -130,9 +135,7 @@ async def test_nothing_in_payload_or_result_is_bound_when_it_looks_like_a_refere
     assert b"s3cret" not in request.body
 
 
-async def test_variant_without_a_url_goes_to_the_same_place_and_halts_when_it_is_open_too(
-    service: Service, endpoint: FakeEndpoint
-) -> None:
+async def test_variant_without_a_url_goes_to_the_same_place_and_halts_when_it_is_open_too(service: Service, endpoint: FakeEndpoint) -> None:
     """The variant stands in for what is open; if it is open as well, nothing half-filled is sent."""
     open_args = {"id": {"$ref": "result#/id"}}
     found = undo_at(endpoint.url("/undo"), args=open_args, unknown={"args": {"step": {"$ref": "effect#/step_index"}}})

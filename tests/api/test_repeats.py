@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from app.domain.model import Role
 
+from app.domain.model import Role
 from tests.factories import Client, JsonObject, Service, do_step, undo_at
 from tests.fakes import FakeEndpoint
 from tests.probes import rest, row_counts
@@ -29,7 +29,9 @@ class Verb:
 
 VERBS = {
     "commit": Verb(path="effects/1/commit", body={"result": {"id": 1}}, other={"result": {"id": 2}}, kind="EXECUTED"),
-    "fail_effect": Verb(path="effects/1/fail", body={"error": "timeout"}, other={"error": "timeout", "outcome": "not_applied"}, kind="FAILED"),
+    "fail_effect": Verb(
+        path="effects/1/fail", body={"error": "timeout"}, other={"error": "timeout", "outcome": "not_applied"}, kind="FAILED"
+    ),
     "fail_session": Verb(path="fail", body={"error": "broke"}, other={"error": "broke again"}, kind="SESSION_FAILED", status=202),
     "complete": Verb(path="complete", body={}, other={"because": "done"}, kind="COMPLETED", is_settled=True),
 }
@@ -42,7 +44,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 def is_replayed(response: httpx.Response) -> bool:
     """Tell whether the answer is said to be an earlier one."""
-    return response.headers.get("Idempotent-Replayed") == "true"
+    return "true" in response.headers.get_list("Idempotent-Replayed")
 
 
 async def post(client: Client, path: str, body: object, key: str, **headers: str) -> httpx.Response:
@@ -150,7 +152,7 @@ async def test_key_is_refused_when_it_is_not_one(service: Service, endpoint: Fak
     for headers in bad:
         for path in ("effects/1/commit", "effects/1/fail", "fail", "complete", "intercept"):
             sent = [(name, value.encode()) for name, value in [*headers, ("Authorization", f"Bearer {service.agent.key}")]]
-            refused = await service.agent.http.post(f"/v1/sessions/s/{path}", json={"error": "x", "tool": "t"} if "c" else {}, headers=sent)
+            refused = await service.agent.http.post(f"/v1/sessions/s/{path}", json={}, headers=sent)
             assert code(refused) == (400, "bad_idempotency_key"), (path, headers)
     assert await row_counts(service.database_url) == before
     assert (await post(service.agent, "effects/1/commit", {}, "x" * 255)).status_code == 200

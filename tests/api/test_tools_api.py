@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from app.domain.model import Role
 
+from app.domain.model import Role
 from tests.conftest import StartService
 from tests.factories import JsonObject, Service, do_step
 from tests.fakes import FakeEndpoint, Reply
@@ -108,17 +108,17 @@ async def test_list_has_every_tool_once_when_it_is_read_in_pages(service: Servic
         await service.admin.register(name, reversibility="read_only")
     await service.admin.register("a", reversibility="irreversible")
     pages: list[list[JsonObject]] = []
-    cursor: JsonObject = {}
-    while cursor is not None:
-        page = (await service.auditor.get("/tools", params={"limit": 3, **cursor})).json()
+    query: JsonObject | None = {"limit": 3}
+    while query is not None:
+        page = (await service.auditor.get("/tools", params=query)).json()
         pages.append(page["items"])
-        cursor = {"cursor": page["next_cursor"]} if page["next_cursor"] else None
+        query = {"limit": 3, "cursor": page["next_cursor"]} if page["next_cursor"] else None
     assert [len(items) for items in pages] == [3, 3, 1]
     found = [tool["name"] for items in pages for tool in items]
     assert (sorted(found), len(set(found))) == (sorted(names), len(names))
     assert {tool["name"]: tool["version"] for items in pages for tool in items}["a"] == 2
-    for query in ({"limit": 0}, {"limit": 201}, {"cursor": "no/name"}, {"after": "a"}):
-        assert (await service.auditor.get("/tools", params=query)).status_code == 422
+    for bad in ({"limit": "0"}, {"limit": "201"}, {"cursor": "no/name"}, {"after": "a"}):
+        assert (await service.auditor.get("/tools", params=bad)).status_code == 422
 
 
 async def test_only_admins_write_and_every_org_has_its_own_names(service: Service) -> None:
@@ -316,9 +316,7 @@ async def test_undo_has_the_args_and_policy_seen_and_the_newest_url_when_it_is_s
 
 
 @pytest.mark.parametrize("later", ["removed", "without_undo"])
-async def test_undo_goes_to_its_own_url_when_the_registry_has_no_newer_one(
-    service: Service, endpoint: FakeEndpoint, later: str
-) -> None:
+async def test_undo_goes_to_its_own_url_when_the_registry_has_no_newer_one(service: Service, endpoint: FakeEndpoint, later: str) -> None:
     """A tool that was removed, or is said to need no undo now, is still undone as it was promised."""
     await service.admin.register("t", reversibility="reversible", compensation={"url": endpoint.url("/own"), "args": [1]})
     await service.agent.intercept("s", tool="t", step_index=1)

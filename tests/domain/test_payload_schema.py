@@ -1,4 +1,4 @@
-"""Payloads are held against JSON Schemas without surprises: right pointers, no fetching, no crash, no quadratic cost. Must not touch HTTP."""
+"""Payloads are held against JSON Schemas without surprises: right pointers, no fetching, no crash, no quadratic cost."""
 
 import json
 import socket
@@ -11,11 +11,41 @@ from hypothesis import strategies as st
 from app.domain.payload_schema import MAX_FAULTS, faults_of_payload, faults_of_schema
 
 KEYWORDS = st.sampled_from(
-    ["type", "properties", "required", "items", "$ref", "$dynamicRef", "$id", "$defs", "$anchor", "allOf", "not", "enum", "const", "title"]
-    + ["minimum", "multipleOf", "pattern", "patternProperties", "uniqueItems", "additionalProperties", "prefixItems", "$schema", "contains"]
+    [
+        "type",
+        "properties",
+        "required",
+        "items",
+        "$ref",
+        "$dynamicRef",
+        "$id",
+        "$defs",
+        "$anchor",
+        "$schema",
+        "allOf",
+        "not",
+        "enum",
+        "const",
+        "title",
+        "minimum",
+        "multipleOf",
+        "pattern",
+        "patternProperties",
+        "uniqueItems",
+        "additionalProperties",
+        "prefixItems",
+        "contains",
+    ]
 )
-LEAVES = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["string", "object", "#", "#/$defs/a", "#/title/0", "a", "(", "#/required/x"])
-SCHEMAS = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS | st.just("a"), inner, max_size=4), max_leaves=12)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.sampled_from(["string", "object", "#", "#/$defs/a", "#/title/0", "a", "(", "#/required/x"])
+)
+SCHEMAS = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS | st.just("a"), inner, max_size=4), max_leaves=12
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 0.5, "1", "a"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "b"]), inner, max_size=2),

@@ -1,14 +1,15 @@
-"""What may be registered about a tool, and the text it is kept as. Must not test how a call is decided."""
+"""What may be registered about a tool, and the text it is kept as."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from app.domain.egress import EgressPolicy
 from app.domain.json_text import dump, parse
 from app.domain.model import Compensation, OnUnknown, RetryPolicy, Reversibility, UnknownVariant
 from app.domain.tools import ApprovalRule, Definition, check, read, write
-from hypothesis import given
-from hypothesis import strategies as st
 
 UNDO = Compensation(url="https://ledger.example/undo", args=b"{}")
 POLICY = EgressPolicy()
@@ -31,8 +32,10 @@ def place(definition: Definition, policy: EgressPolicy = POLICY) -> tuple[str, s
     refusal = check(definition, policy)
     if refusal is None:
         return None
-    (fault,) = refusal.facts["errors"]  # type: ignore[misc,attr-defined]
-    return refusal.code, fault["pointer"]
+    errors = refusal.facts["errors"]
+    assert isinstance(errors, list)
+    (fault,) = errors
+    return refusal.code, str(fault["pointer"])
 
 
 @pytest.mark.parametrize(("reversibility", "has_undo", "code"), [(*case, code) for case, code in CLASSES.items()])
@@ -45,7 +48,8 @@ def test_class_and_undo_must_go_together(reversibility: Reversibility, has_undo:
 @pytest.mark.parametrize("reversibility", Reversibility)
 @pytest.mark.parametrize("said", [None, True, False])
 def test_call_is_approved_when_irreversible_unless_something_else_is_said(
-    reversibility: Reversibility, said: bool | None  # noqa: FBT001
+    reversibility: Reversibility,
+    said: bool | None,  # noqa: FBT001
 ) -> None:
     """Nothing said: fail closed for what cannot be undone, and for nothing else."""
     definition = Definition(reversibility=reversibility, approval=APPROVALS[said])

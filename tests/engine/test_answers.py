@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from email.utils import format_datetime
@@ -77,10 +77,7 @@ TIMEOUT = {name: {"timeout_ms": 600} for name in ("hangs", "drips-its-body", "dr
 async def test_failure_shows_its_class_when_retries_are_used_up(service: Service, endpoint: FakeEndpoint) -> None:
     """Whatever goes wrong, one request went out, the session halts, and its class stands first in what a person reads."""
     sessions = await asyncio.gather(
-        *(
-            unwound(service, endpoint, name, answer.reply, max_retries=0, **TIMEOUT.get(name, {}))
-            for name, answer in RETRIED.items()
-        )
+        *(unwound(service, endpoint, name, answer.reply, max_retries=0, **TIMEOUT.get(name, {})) for name, answer in RETRIED.items())
     )
     for (name, answer), session in zip(RETRIED.items(), sessions, strict=True):
         entry = entry_of(session)
@@ -331,13 +328,13 @@ async def test_undo_arrives_when_a_closed_port_opens(service: Service) -> None:
 
 
 @pytest.fixture
-def authority(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[trustme.CA]:
+def authority(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> trustme.CA:
     """Make an authority that the machine trusts."""
     authority = trustme.CA()
     file = tmp_path / "authorities.pem"
     authority.cert_pem.write_to_path(str(file))
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
-    yield authority
+    return authority
 
 
 @asynccontextmanager

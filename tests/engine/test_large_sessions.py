@@ -1,7 +1,7 @@
 """A session of many steps: unwinding it holds no more memory, and takes no longer per undo, than a short one.
 
 Its rows are written through the domain and storage floors, some hundred steps to a transaction, so the journal is one that verifies.
-`COUNTERMAND_TEST_LARGE_STEPS` sets the number of steps; the ordinary run has 2,000, `make large` 10,000.
+`COUNTERMAND_TEST_LARGE_STEPS` sets the number of steps; the ordinary run has 600, `make large` 10,000.
 """
 
 import asyncio
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
+
+import pytest
 
 from app.domain import intercept, outcomes
 from app.domain.draft import Draft, Surroundings
@@ -23,23 +26,22 @@ from app.domain.outcomes import Reported
 from app.storage import changes, sessions
 from app.storage.database import open_database
 from app.storage.sessions import Wanted
-
 from tests.conftest import StartService
 from tests.factories import ORG, Client
 from tests.fakes import FakeEndpoint, Received, Reply
 
-STEPS = int(os.environ.get("COUNTERMAND_TEST_LARGE_STEPS", "2000"))
+STEPS = int(os.environ.get("COUNTERMAND_TEST_LARGE_STEPS", "600"))
 STEPS_PER_WRITE = 250
 SLICES = 5  # the unwind is measured in as many equal parts
 PAYLOAD = b'{"order":4921,"note":"' + b"x" * 1_000 + b'"}'  # so that a session held in memory would be seen
 RESULT = b'{"credit_id":"' + b"c" * 1_000 + b'"}'
 ARGS = b'{"credit_id":{"$ref":"result#/credit_id"}}'
 
-# Less than a third of what the contents of the ordinary run's session take; measured growth is near nothing.
-MAX_GROWTH_BYTES = 8 * 1024 * 1024
-# Measured 1.0 to 1.1; the machine is shared, so only a cost that grows with the session is to be seen.
-MAX_SLOWDOWN = 3.0
-UNWIND_SECONDS = 100.0  # measured: 3 to 5 ms an undo, on two cores that also run Postgres and the endpoint
+# A tenth of what a session of 10,000 steps holds; measured growth: 0 to 0.3 MB, whatever the number of steps.
+MAX_GROWTH_BYTES = 4 * 1024 * 1024
+# Measured 0.9 to 1.4 on a busy machine; 4 and more at 500 steps when a statement read the whole session for each undo.
+MAX_SLOWDOWN = 2.5
+UNWIND_SECONDS = 0.1 * STEPS  # measured: 5 to 35 ms an undo, as busy as the machine is
 
 RULES = InterceptRules(is_inline_allowed=True, egress=EgressPolicy.parse("127.0.0.0/8"), approval_ttl_seconds=3_600)
 NOTHING_SEEN = Seen(tool=None, at_step=None, under_key=None, unsettled=(), undo_of_repeat=None, approval_of_repeat=None)
@@ -81,7 +83,7 @@ def take_step(draft: Draft, step: StepIndex, url: str) -> None:
 
 @dataclass(slots=True)
 class Witness:
-    """Notes each undo's step as it comes, and between slices the time and the memory of this process."""
+    """Notes each undo's step and time as it comes, and between slices the memory of this process."""
 
     endpoint: FakeEndpoint
     is_over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,8 +95,8 @@ class Witness:
         """Answer one undo; the endpoint's own log is let go, as it would be the only thing that grows."""
         if len(self.steps) % (STEPS // SLICES) == 0:
             gc.collect()
-            self.moments.append(request.started_at)
             self.resident_bytes.append(resident_bytes())
+        self.moments.append(request.started_at)
         self.steps.append(int(request.header("Countermand-Step") or 0))
         self.endpoint.received.clear()
         if len(self.steps) == STEPS:
@@ -112,8 +114,9 @@ async def is_compensated(client: Client) -> bool:
     return len((await client.get("/sessions", params={"state": "compensated"})).json()["items"]) == 1
 
 
+@pytest.mark.timeout(60 + 2 * UNWIND_SECONDS)
 async def test_memory_and_pace_stay_level_when_a_long_session_unwinds(services: StartService, database_url: str) -> None:
-    """Every undo is sent once, newest first; the last slice costs what the second did, in memory and in time."""
+    """Every undo is sent once, newest first; the last slice costs what the first did, in time and in memory."""
     async with FakeEndpoint() as endpoint:
         witness = Witness(endpoint)
         endpoint.script("/undo", witness)
@@ -126,11 +129,12 @@ async def test_memory_and_pace_stay_level_when_a_long_session_unwinds(services: 
             while not await is_compensated(service.operator):
                 pass
     assert witness.steps == list(range(STEPS, 0, -1))
-    slices = [later - earlier for earlier, later in pairwise(witness.moments)]
+    gaps = [later - earlier for earlier, later in pairwise(witness.moments)]
+    paces = [median(gaps[part * len(gaps) // SLICES : (part + 1) * len(gaps) // SLICES]) for part in range(SLICES)]
     growth = witness.resident_bytes[-1] - witness.resident_bytes[1]
-    figures = f"ms per undo, by slice: {[round(1_000 * seconds * SLICES / STEPS, 2) for seconds in slices]}; grown by {growth:,} bytes"
+    figures = f"median ms per undo, by slice: {[round(1_000 * pace, 2) for pace in paces]}; grown by {growth:,} bytes"
+    sys.stdout.write(f"{figures}\n")
     assert growth < MAX_GROWTH_BYTES, figures
-    assert slices[-1] < MAX_SLOWDOWN * slices[0], figures
+    assert paces[-1] < MAX_SLOWDOWN * paces[0], figures
     verified = (await service.operator.get(f"/sessions/{RUN}/journal/verify")).json()
     assert (verified["valid"], verified["entry_count"]) == (True, 1 + 2 * STEPS + 1 + 2 * STEPS + 1)
-    sys.stdout.write(f"{figures}\n")
