@@ -81,8 +81,12 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
         orchestrator = None
         if parts.has_orchestrator:
+            # Nobody waits for an answer here, and work that is given up for want of a connection lies idle until its lease runs out.
+            patience_seconds = settings.lease_seconds / 3
             own = await stack.enter_async_context(
-                open_database(database_url, size=size, application_name=f"countermand orchestrator {worker}")
+                open_database(
+                    database_url, size=size, application_name=f"countermand orchestrator {worker}", acquire_seconds=patience_seconds
+                )
             )
             outbound = await stack.enter_async_context(Outbound(egress, clock=clock))
             lease = Lease(worker=worker, seconds=settings.lease_seconds)

@@ -16,7 +16,7 @@ RUNTIME_ROLE = "countermand_runtime"
 DUE_CHANNEL = "countermand_due"
 MOVED_CHANNEL = "countermand_moved"
 
-ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so (reliability.md, X20)
+ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so, and asks again
 CONNECT_TIMEOUT_SECONDS = 5.0
 MILLISECOND_BOUNDS = {"lock_timeout": "5000", "statement_timeout": "30000", "idle_in_transaction_session_timeout": "15000"}
 """Nothing may hold or wait for a session's lock longer than an operator would wait for an answer."""
@@ -81,9 +81,10 @@ class Transaction:
 class Database:
     """One pool of connections, each with the runtime role."""
 
-    def __init__(self, pool: Pool) -> None:
-        """Wrap an open pool; `open_database` makes one."""
+    def __init__(self, pool: Pool, *, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS) -> None:
+        """Wrap an open pool; `open_database` makes one. `acquire_seconds` bounds the wait for a free connection."""
         self._pool = pool
+        self._acquire_seconds = acquire_seconds
 
     @asynccontextmanager
     async def transaction(self, org: OrgName) -> AsyncIterator[Transaction]:
@@ -130,7 +131,7 @@ class Database:
             # The simple protocol takes two statements in one trip but no parameters; the name was checked just above.
             begin = f"{begin}; SELECT set_config('app.org', '{org}', true)"
         try:
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+            async with self._pool.acquire(timeout=self._acquire_seconds) as connection:
                 await connection.execute(begin)
                 try:
                     yield connection
@@ -154,7 +155,9 @@ class Database:
 
 
 @asynccontextmanager
-async def open_database(dsn: str, *, size: int, application_name: str) -> AsyncIterator[Database]:
+async def open_database(
+    dsn: str, *, size: int, application_name: str, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS
+) -> AsyncIterator[Database]:
     """Open a pool of at most `size` connections and close it at the end; a connection is made when it is first needed."""
     pool = asyncpg.create_pool(
         dsn,
@@ -164,7 +167,7 @@ async def open_database(dsn: str, *, size: int, application_name: str) -> AsyncI
         server_settings={"role": RUNTIME_ROLE, "application_name": application_name, **MILLISECOND_BOUNDS},
     )
     await pool
-    database = Database(pool)
+    database = Database(pool, acquire_seconds=acquire_seconds)
     try:
         yield database
     finally:
