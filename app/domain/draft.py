@@ -88,8 +88,8 @@ class Draft:
 
     @property
     def now(self) -> datetime:
-        """The moment of the decision; never before the newest journal entry."""
-        return max(self.surroundings.now, self.before.head.at or self.surroundings.now)
+        """The moment of the decision; never before the session was opened, nor before its newest journal entry."""
+        return max(self.surroundings.now, self.before.head.at or self.before.created_at)
 
     @property
     def is_empty(self) -> bool:

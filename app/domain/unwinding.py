@@ -327,7 +327,7 @@ def _retry_later(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Mov
 def _poll_later(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
     """Take a 202, which is not an end: ask its Location, or send again under the same key, until the entry's deadline."""
     call = work.call
-    if call.poll_url is None and attempt.location is not None and call.url is not None:
+    if call.poll_url is None and attempt.location and call.url is not None:
         call = draft.change_call(call, poll_url=absolute_location(call.url, attempt.location))
     return _wait(draft, replace(work, call=call), max(call.polls, call.attempts, 1), attempt, unit)
 

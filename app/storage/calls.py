@@ -22,11 +22,14 @@ class Claim:
     epoch: int
 
 
+# The statement's time, which an index can be searched by: nothing is waited for here that could make it stale.
 CLAIM_SQL = """
 WITH due AS (
   SELECT org, session_id, call_id
   FROM outgoing_calls
-  WHERE due_at <= clock_timestamp() AND (leased_until IS NULL OR leased_until <= clock_timestamp()) AND destination <> ALL ($1::text[])
+  WHERE due_at <= statement_timestamp()
+    AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+    AND destination <> ALL ($1::text[])
   ORDER BY due_at
   LIMIT $2
   FOR UPDATE SKIP LOCKED

@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import asyncpg
 
@@ -16,7 +16,7 @@ RUNTIME_ROLE = "countermand_runtime"
 DUE_CHANNEL = "countermand_due"
 MOVED_CHANNEL = "countermand_moved"
 
-ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so (reliability.md, X20)
+ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so, and asks again
 CONNECT_TIMEOUT_SECONDS = 5.0
 MILLISECOND_BOUNDS = {"lock_timeout": "5000", "statement_timeout": "30000", "idle_in_transaction_session_timeout": "15000"}
 """Nothing may hold or wait for a session's lock longer than an operator would wait for an answer."""
@@ -40,13 +40,9 @@ UNREACHABLE_ERRORS = (
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
-# What a database says that was never migrated, or not by this user: the roles are missing at connect, or a table later.
-SCHEMA_ERRORS = (
-    asyncpg.InvalidParameterValueError,
-    asyncpg.UndefinedTableError,
-    asyncpg.UndefinedColumnError,
-    asyncpg.InsufficientPrivilegeError,
-)
+# What a database says that was never migrated, or not for this user: at connect the role is missing, later a table.
+NO_ROLE_ERRORS = (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError)
+NO_TABLE_ERRORS = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
 
 
 def is_org_name(text: str) -> bool:
@@ -81,9 +77,10 @@ class Transaction:
 class Database:
     """One pool of connections, each with the runtime role."""
 
-    def __init__(self, pool: Pool) -> None:
-        """Wrap an open pool; `open_database` makes one."""
+    def __init__(self, pool: Pool, *, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS) -> None:
+        """Wrap an open pool; `open_database` makes one. `acquire_seconds` bounds the wait for a free connection."""
         self._pool = pool
+        self._acquire_seconds = acquire_seconds
 
     @asynccontextmanager
     async def transaction(self, org: OrgName) -> AsyncIterator[Transaction]:
@@ -130,7 +127,7 @@ class Database:
             # The simple protocol takes two statements in one trip but no parameters; the name was checked just above.
             begin = f"{begin}; SELECT set_config('app.org', '{org}', true)"
         try:
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+            async with self._pool.acquire(timeout=self._acquire_seconds) as connection:
                 await connection.execute(begin)
                 try:
                     yield connection
@@ -139,7 +136,7 @@ class Database:
                         await connection.execute("ROLLBACK")
                     raise
                 await connection.execute("COMMIT")
-        except SCHEMA_ERRORS as error:
+        except NO_TABLE_ERRORS as error:
             raise _schema_missing() from error
         except UNREACHABLE_ERRORS as error:
             raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again") from error
@@ -153,18 +150,29 @@ class Database:
             self._pool.terminate()
 
 
+async def _connect(*arguments: Any, **options: Any) -> "asyncpg.Connection[asyncpg.Record]":  # noqa: ANN401 - asyncpg's own
+    """Connect, and tell a database without our roles from one that is away."""
+    try:
+        return await asyncpg.connect(*arguments, **options)
+    except NO_ROLE_ERRORS as error:
+        raise _schema_missing() from error
+
+
 @asynccontextmanager
-async def open_database(dsn: str, *, size: int, application_name: str) -> AsyncIterator[Database]:
+async def open_database(
+    dsn: str, *, size: int, application_name: str, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS
+) -> AsyncIterator[Database]:
     """Open a pool of at most `size` connections and close it at the end; a connection is made when it is first needed."""
     pool = asyncpg.create_pool(
         dsn,
+        connect=_connect,
         min_size=0,
         max_size=size,
         timeout=CONNECT_TIMEOUT_SECONDS,
         server_settings={"role": RUNTIME_ROLE, "application_name": application_name, **MILLISECOND_BOUNDS},
     )
     await pool
-    database = Database(pool)
+    database = Database(pool, acquire_seconds=acquire_seconds)
     try:
         yield database
     finally:
@@ -180,7 +188,7 @@ async def listen(dsn: str, callbacks: Mapping[str, Callable[[str], None]]) -> As
     """
     gone = asyncio.Event()
     try:
-        connection = await asyncpg.connect(
+        connection = await _connect(
             dsn,
             timeout=CONNECT_TIMEOUT_SECONDS,
             server_settings={"role": RUNTIME_ROLE, "application_name": "countermand listen"},
@@ -188,8 +196,6 @@ async def listen(dsn: str, callbacks: Mapping[str, Callable[[str], None]]) -> As
         connection.add_termination_listener(lambda _: gone.set())
         for channel, callback in callbacks.items():
             await connection.add_listener(channel, _payload_to(callback))
-    except SCHEMA_ERRORS as error:
-        raise _schema_missing() from error
     except UNREACHABLE_ERRORS as error:
         raise StorageUnavailable("storage_unavailable", "the database cannot be listened to now") from error
     try:

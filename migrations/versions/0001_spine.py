@@ -226,7 +226,7 @@ CREATE TABLE outgoing_calls (
   outcome outcome,
   attempts integer NOT NULL CHECK (attempts >= 0),
   failures integer NOT NULL CHECK (failures BETWEEN 0 AND attempts),
-  interrupted integer NOT NULL CHECK (interrupted BETWEEN 0 AND attempts),
+  interrupted integer NOT NULL CHECK (interrupted BETWEEN 0 AND attempts + polls),
   polls integer NOT NULL CHECK (polls >= 0),
   is_attempt_open boolean NOT NULL,
   may_be_processing boolean NOT NULL,
@@ -262,7 +262,7 @@ COMMENT ON COLUMN outgoing_calls.body IS 'The exact bytes sent; frozen at the fi
 COMMENT ON COLUMN outgoing_calls.outcome IS 'What the endpoint is told about the effect; frozen at the first send';
 COMMENT ON COLUMN outgoing_calls.attempts IS 'Requests that may have left the process, each counted before it was sent';
 COMMENT ON COLUMN outgoing_calls.failures IS 'Those that used up retry budget since it was last filled';
-COMMENT ON COLUMN outgoing_calls.interrupted IS 'Those whose end was never recorded';
+COMMENT ON COLUMN outgoing_calls.interrupted IS 'Attempts and polls whose end was never recorded';
 COMMENT ON COLUMN outgoing_calls.polls IS 'How often a 202''s Location was asked';
 COMMENT ON COLUMN outgoing_calls.is_attempt_open IS 'An attempt was counted and its end is not recorded yet';
 COMMENT ON COLUMN outgoing_calls.may_be_processing IS 'Some attempt ended with unknown outcome: the endpoint may still be at it';

@@ -260,7 +260,7 @@ class Unwinding(RuleBasedStateMachine):
 
 
 TestUnwinding = Unwinding.TestCase
-TestUnwinding.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestUnwinding.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False)
 
 
 def due_work(compensation: Compensation | None = None, **call: Any) -> Work:

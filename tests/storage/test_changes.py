@@ -1,0 +1,227 @@
+"""Writes are guarded by what their decision saw, several sessions go in one, and what was not written is not there."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from app.domain import intercept, unwinding
+from app.domain.draft import Changes, Draft
+from app.domain.model import EffectState, SessionId, SessionState, StepIndex, UndoState
+from app.domain.unwinding import Send, Wait
+from app.storage import calls, changes, sessions
+from app.storage.changes import Lease
+from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, Transaction, WriteConflict, listen
+from app.storage.sessions import Wanted
+from tests.domain.world import answered, command, seen
+from tests.factories import owner_connection
+from tests.storage.acts import ACME, LEASE, RULES, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, verbs
+
+TABLES = ("sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
+
+
+class AbandonedError(Exception):
+    """What a test raises to leave a transaction."""
+
+
+async def all_rows(url: str) -> dict[str, list[str]]:
+    """Return every row of every table."""
+    async with owner_connection(url) as connection:
+        return {table: sorted(map(repr, await connection.fetch(f"SELECT * FROM {table}"))) for table in TABLES}
+
+
+async def draft_of(tx: Transaction, session_id: SessionId = RUN) -> tuple[Draft, sessions.Locked]:
+    """Lock a session and begin a decision about it."""
+    locked = await sessions.lock(tx, session_id, Wanted(open=True, top=True))
+    assert locked is not None
+    return Draft(locked.session, surroundings(locked.now)), locked
+
+
+def stale(changed: Changes) -> dict[str, Changes]:
+    """Return the same write with each of its guards spoilt, one at a time."""
+    effect, entry, call = changed.effects[0], changed.undo_entries[0], changed.calls[0]
+    assert effect.before is not None
+    assert entry.before is not None
+    assert call.before is not None
+    return {
+        "session state": replace(changed, before=replace(changed.before, state=SessionState.ACTIVE)),
+        "session revision": replace(changed, before=replace(changed.before, revision=changed.before.revision - 1)),
+        "session id": replace(changed, before=changed.before, after=replace(changed.after, session_id=SessionId("run-0"))),
+        "effect state": replace(changed, effects=(replace(effect, before=replace(effect.before, state=EffectState.UNKNOWN)),)),
+        "effect version": replace(changed, effects=(replace(effect, before=replace(effect.before, version=9)),)),
+        "entry state": replace(changed, undo_entries=(replace(entry, before=replace(entry.before, state=UndoState.FAILED)),)),
+        "epoch": replace(changed, calls=(replace(call, before=replace(call.before, epoch=call.before.epoch - 1)),)),
+    }
+
+
+async def test_write_refuses_and_writes_nothing_when_a_guard_does_not_hold(database: Database, database_url: str) -> None:
+    """State, revision, version and epoch: each by itself is enough to stop the whole decision."""
+    await do_steps(database, RUN, 1)
+    await fail(database)
+    (claimed,) = await claim(database)
+    before = await all_rows(database_url)
+    async with database.transaction(ACME) as tx:
+        locked = await calls.lock_call(tx, claimed)
+        draft = Draft(locked.session, surroundings(locked.now))
+        unwinding.begin(draft, locked.work)
+    changed = draft.changes()
+    for guard, wrong in stale(changed).items():
+        with pytest.raises(WriteConflict):
+            async with database.transaction(ACME) as tx:
+                await changes.write(tx, [wrong], lease=LEASE)
+        assert await all_rows(database_url) == before, f"something was written past the guard of {guard}"
+    async with database.transaction(ACME) as tx:
+        await changes.write(tx, [changed], lease=LEASE)
+    assert await all_rows(database_url) != before
+
+
+async def test_write_takes_a_decision_once_when_it_is_written_twice(database: Database) -> None:
+    """Two decisions on the same reading cannot both stand, whoever wrote first."""
+    await do_steps(database, RUN, 1)
+    async with database.transaction(ACME) as tx:
+        draft, _ = await draft_of(tx)
+    draft.change_session(clean=False)
+    async with database.transaction(ACME) as tx:
+        await changes.write(tx, [draft.changes()])
+    with pytest.raises(WriteConflict):
+        async with database.transaction(ACME) as tx:
+            await changes.write(tx, [draft.changes()])
+
+
+async def write_all(database: Database, ids: list[SessionId], *, stale_revision: int | None = None) -> None:
+    """Decide an intercept of step 2 in each session and write them together; the last but one on a stale reading, if that is asked for."""
+    async with database.transaction(ACME) as tx:
+        batch = []
+        for session_id in ids:
+            draft, _ = await draft_of(tx, session_id)
+            intercept.decide(draft, command(step_index=StepIndex(2)), seen(), RULES)
+            batch.append(draft.changes())
+        if stale_revision is not None:
+            batch[-2] = replace(batch[-2], before=replace(batch[-2].before, revision=stale_revision))
+        await changes.write(tx, batch)
+
+
+async def test_write_takes_several_sessions_at_once_or_none(database: Database, database_url: str) -> None:
+    """A batch is one statement: all decisions stand, or none; each session keeps its own rows and chain."""
+    ids = [SessionId(f"run-{number}") for number in range(4)]
+    for session_id in ids:
+        await do_steps(database, session_id, 1)
+    before = await all_rows(database_url)
+
+    with pytest.raises(WriteConflict):
+        await write_all(database, ids, stale_revision=99)
+    assert await all_rows(database_url) == before
+    await write_all(database, ids)
+    for session_id in ids:
+        async with database.transaction(ACME) as tx:
+            locked = await sessions.lock(tx, session_id, Wanted(step=StepIndex(2), top=True))
+        assert locked is not None
+        assert [found.effect.step_index for found in locked.effects] == [1, 2]
+        assert (locked.session.last_step, locked.session.head.seq) == (2, 4)
+
+
+async def test_write_of_nothing_is_a_statement_like_any_other(database: Database) -> None:
+    """No batch, no rows, no harm."""
+    async with database.transaction(ACME) as tx:
+        await changes.write(tx, [])
+
+
+async def test_rows_come_back_as_they_were_decided_when_they_are_read(database: Database) -> None:
+    """What storage keeps and what the domain decided are the same values."""
+    (done,) = await do_steps(database, RUN, 1, description="reverse it", independent=True)
+    async with database.transaction(ACME) as tx:
+        locked = await sessions.lock(tx, RUN, Wanted(step=STEP))
+    assert locked is not None
+    (found,) = locked.effects
+    assert done.undo_entry == found.undo_entry
+    assert replace(found.effect, state=done.effect.state, outcome=None, result=None, executed_at=None, version=1) == done.effect
+    assert found.effect.state is EffectState.COMMITTED
+
+
+# Who writes, and whether the call stays due -> whose lease it has afterwards.
+LEASES: list[tuple[Lease | None, bool, str | None]] = [
+    (LEASE, True, "worker-1"),
+    (LEASE, False, None),
+    (None, True, "worker-1"),
+    (None, False, None),
+    (Lease(worker="worker-2", seconds=5), True, "worker-2"),
+]
+
+
+@pytest.mark.parametrize(("lease", "is_due", "owner"), LEASES)
+async def test_write_keeps_takes_or_drops_the_lease_when_a_call_changes(
+    database: Database,
+    database_url: str,
+    lease: Lease | None,
+    is_due: bool,  # noqa: FBT001 (a column of the table)
+    owner: str | None,
+) -> None:
+    """A call that is due belongs to who is at it; one that is settled to nobody."""
+    await do_steps(database, RUN, 1)
+    await fail(database)
+    (claimed,) = await claim(database)
+    async with database.transaction(ACME) as tx:
+        locked = await calls.lock_call(tx, claimed)
+        draft = Draft(locked.session, surroundings(locked.now))
+        draft.change_call(locked.work.call, due_at=locked.now if is_due else None)
+        await changes.write(tx, [draft.changes()], lease=lease)
+    async with owner_connection(database_url) as connection:
+        row = await connection.fetchrow("SELECT leased_by, leased_until > clock_timestamp() AS lives, epoch FROM outgoing_calls")
+    assert row is not None
+    assert (row["leased_by"], row["lives"], row["epoch"]) == (owner, True if owner else None, 1)
+
+
+async def test_a_call_survives_when_its_polls_are_cut_off_again_and_again(database: Database) -> None:
+    """One attempt, answered 202, and workers that die while asking: each interruption is counted, and none breaks a rule."""
+    await do_steps(database, RUN, 1)
+    await fail(database)
+    (claimed,) = await claim(database)
+    assert isinstance(await begin(database, claimed), Send)
+    async with database.transaction(ACME) as tx:
+        locked = await calls.lock_call(tx, claimed)
+        draft = Draft(locked.session, surroundings(locked.now))
+        move = unwinding.record(draft, locked.work, answered(202, location="/jobs/7"), 0.5)
+        await changes.write(tx, [draft.changes()], lease=LEASE)
+    assert isinstance(move, Wait)
+    for polls in range(1, 5):
+        move = await begin(database, claimed)
+        assert isinstance(move, Send)
+        assert (move.call.attempts, move.call.polls, move.call.interrupted) == (1, polls, polls - 1)
+
+
+async def write_and_abandon(database: Database) -> None:
+    """Write that a session has failed, and roll it back."""
+    async with database.transaction(ACME) as tx:
+        draft, _ = await draft_of(tx)
+        draft.move_session(SessionState.FAILED)
+        await changes.write(tx, [draft.changes()])
+        raise AbandonedError
+
+
+async def test_write_tells_who_waits_and_wakes_the_orchestrator_when_it_commits(database: Database, database_url: str) -> None:
+    """A moved session is named on one channel; a call that nobody works on rings the other; before the commit there is silence."""
+    heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    callbacks = {channel: partial(_hear, heard, channel) for channel in (MOVED_CHANNEL, DUE_CHANNEL)}
+    async with listen(database_url, callbacks):
+        await do_steps(database, RUN, 1)
+        with pytest.raises(AbandonedError):
+            await write_and_abandon(database)
+        await fail(database)
+        async with asyncio.timeout(10):
+            told = {await heard.get(), await heard.get()}
+    assert told == {(MOVED_CHANNEL, "acme/run-1"), (DUE_CHANNEL, "")}
+    assert heard.empty()
+
+
+def _hear(heard: asyncio.Queue[tuple[str, str]], channel: str, payload: str) -> None:
+    heard.put_nowait((channel, payload))
+
+
+async def test_verbs_share_one_writer_when_an_intercept_is_refused(database: Database, database_url: str) -> None:
+    """A refusal without evidence stores nothing, not even the session that it would have opened."""
+    before = await all_rows(database_url)
+    asked = command(compensation=None)
+    with pytest.raises(Exception, match="needs a compensation"):
+        await verbs(database).intercept(agent_of(ACME), SessionId("never"), asked)
+    assert await all_rows(database_url) == before

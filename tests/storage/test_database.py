@@ -1,0 +1,172 @@
+"""A transaction commits whole or leaves nothing, whatever interrupts it, and never hands on what it saw. Must not test statements."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import asyncpg
+import pytest
+
+from app.domain.model import OrgName
+from app.storage.database import (
+    MILLISECOND_BOUNDS,
+    Database,
+    StorageUnavailable,
+    is_org_name,
+    open_database,
+    read_revision,
+)
+from tests.factories import owner_connection
+from tests.storage.acts import ACME, BETA, RUN, do_steps
+
+APPLICATION = "tests cancelled"
+ROUNDS = 60
+PATIENCE_SECONDS = 10.0
+LEFT_OPEN_SQL = """
+SELECT count(*) FROM pg_stat_activity
+WHERE application_name = $1 AND (state LIKE 'idle in transaction%' OR state = 'active')
+"""
+INSERT_SQL = """
+INSERT INTO keys (org, key_id, secret_sha256, role, subject)
+VALUES ('acme', $1, decode(repeat('00', 32), 'hex'), 'agent', $2)
+"""
+
+
+@asynccontextmanager
+async def pool(database_url: str, size: int) -> AsyncIterator[Database]:
+    """Open a small pool under a name of its own."""
+    async with open_database(database_url, size=size, application_name=APPLICATION) as opened:
+        yield opened
+
+
+async def make_two_keys(database: Database, count: int) -> None:
+    """Insert two rows in one transaction, with some work between: both stand or neither does."""
+    async with database.transaction(ACME) as tx:
+        await tx.connection.execute(INSERT_SQL, f"{count:011}a", str(count))
+        await tx.connection.execute("SELECT pg_sleep(0.002)")
+        await tx.connection.execute(INSERT_SQL, f"{count:011}b", str(count))
+
+
+async def orgs_seen(database: Database, org: OrgName) -> set[str]:
+    """Return the orgs whose sessions a transaction sees, and check that it is the only thing going on in its connection."""
+    async with database.transaction(org) as tx:
+        assert await tx.connection.fetchval("SELECT current_setting('app.org')") == org
+        assert await tx.connection.fetchval("SELECT current_user::text") == "countermand_runtime"
+        return {row["org"] for row in await tx.connection.fetch("SELECT org FROM sessions")}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+async def test_next_transaction_is_clean_when_one_was_cancelled_anywhere(database_url: str, size: int) -> None:
+    """Cancelled while connecting, beginning, working or committing: the next org sees its own rows, and no transaction is left open."""
+    async with pool(database_url, size) as database:
+        for org in (ACME, BETA):
+            await do_steps(database, RUN, 1, org)
+        async with owner_connection(database_url) as owner:
+            await owner.execute("INSERT INTO orgs (org) VALUES ('acme')")
+        started = time.perf_counter()
+        await make_two_keys(database, 0)
+        longest = 1.5 * (time.perf_counter() - started)
+        dice = random.Random(size)
+        for count in range(1, ROUNDS + 1):
+            task = asyncio.create_task(make_two_keys(database, count))
+            await asyncio.wait({task}, timeout=dice.uniform(0, longest))
+            task.cancel()
+            await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
+            assert task.done()
+            assert await orgs_seen(database, BETA) == {BETA}
+        await asyncio.gather(*(orgs_seen(database, ACME) for _ in range(size)))
+        async with owner_connection(database_url) as owner:
+            assert await owner.fetchval(LEFT_OPEN_SQL, APPLICATION) == 0
+            halves = await owner.fetch("SELECT subject FROM keys GROUP BY subject HAVING count(*) <> 2")
+        assert halves == [], "a cancelled transaction left half of its rows"
+
+
+async def test_nothing_is_kept_when_the_block_raises(database: Database, database_url: str) -> None:
+    """Any exception rolls back, and comes out as it was."""
+    with pytest.raises(LookupError, match="changed my mind"):
+        await write_and_raise(database)
+    async with owner_connection(database_url) as owner:
+        assert await owner.fetchval("SELECT count(*) FROM orgs") == 0
+
+
+async def write_and_raise(database: Database) -> None:
+    """Insert a row and raise."""
+    async with database.transaction(ACME) as tx:
+        await tx.connection.execute("INSERT INTO orgs (org) VALUES ('acme')")
+        raise LookupError("changed my mind")
+
+
+async def test_transaction_is_committed_when_its_block_is_left(database: Database, database_url: str) -> None:
+    """Whoever answers after the block answers what is durable: another connection sees it already."""
+    async with database.transaction(ACME) as tx:
+        await tx.connection.execute("INSERT INTO orgs (org) VALUES ('acme')")
+        async with owner_connection(database_url) as owner:
+            assert await owner.fetchval("SELECT count(*) FROM orgs") == 0
+    async with owner_connection(database_url) as owner:
+        assert await owner.fetchval("SELECT count(*) FROM orgs") == 1
+
+
+async def test_snapshot_sees_one_moment_and_writes_nothing(database: Database) -> None:
+    """A reader's statements agree with one another, and cannot change what they read."""
+    await do_steps(database, RUN, 1)
+    async with database.snapshot(ACME) as tx:
+        first = await tx.connection.fetchval("SELECT count(*) FROM effect_log")
+        async with database.transaction(ACME) as other:
+            await other.connection.execute("UPDATE effect_log SET attempt = 2")
+        assert await tx.connection.fetchval("SELECT max(attempt) FROM effect_log") == first == 1
+    with pytest.raises((asyncpg.ReadOnlySQLTransactionError, StorageUnavailable)):
+        await write_in_snapshot(database)
+
+
+async def write_in_snapshot(database: Database) -> None:
+    """Try to write where only reading is meant."""
+    async with database.snapshot(ACME) as tx:
+        await tx.connection.execute("UPDATE effect_log SET attempt = 2")
+
+
+async def test_caller_is_told_soon_when_every_connection_is_busy(database_url: str) -> None:
+    """A pool that is used up answers `unavailable` rather than making a queue."""
+    async with pool(database_url, 1) as database, database.transaction(ACME):
+        with pytest.raises(StorageUnavailable):
+            await orgs_seen(database, ACME)
+
+
+async def test_caller_is_told_when_the_connection_breaks_and_served_after(database: Database, database_url: str) -> None:
+    """A backend that dies takes its transaction along and nothing else."""
+    with pytest.raises(StorageUnavailable):
+        await lose_connection(database, database_url)
+    assert await orgs_seen(database, ACME) == set()
+
+
+async def lose_connection(database: Database, database_url: str) -> None:
+    """Have the backend of an open transaction ended, and go on."""
+    async with database.transaction(ACME) as tx:
+        backend = await tx.connection.fetchval("SELECT pg_backend_pid()")
+        async with owner_connection(database_url) as owner:
+            assert await owner.fetchval("SELECT pg_terminate_backend($1, 5000)", backend)
+        await tx.connection.fetchval("SELECT 1")
+
+
+async def test_connections_are_bounded_when_they_hold_locks(database: Database) -> None:
+    """Nobody waits for a lock, runs, or sits in a transaction without end."""
+    async with database.outside_orgs() as connection:
+        for name, milliseconds in MILLISECOND_BOUNDS.items():
+            assert await connection.fetchval("SELECT setting FROM pg_settings WHERE name = $1", name) == milliseconds
+
+
+async def test_revision_is_none_when_there_is_no_schema(database: Database, database_url: str) -> None:
+    """A service on an unmigrated database says that it is not ready, instead of failing at the first request."""
+    assert await read_revision(database) is not None
+    async with owner_connection(database_url) as owner:
+        await owner.execute("DROP TABLE alembic_version")
+    assert await read_revision(database) is None
+
+
+@pytest.mark.parametrize("text", ["a", "0", "acme", "a-b", "a" * 63])
+async def test_org_name_is_the_same_for_code_and_schema_when_it_is_one(database_url: str, text: str) -> None:
+    """Both sides of the one rule take what is a name; what is none is refused by both, elsewhere in this folder."""
+    assert is_org_name(text)
+    async with owner_connection(database_url) as owner:
+        assert await owner.fetchval("SELECT $1::text::org_name", text) == text

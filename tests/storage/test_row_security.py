@@ -1,0 +1,224 @@
+"""One org never meets another's rows, the journal only grows, and the two roles may do what they must. Must not test the API's answers."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.domain.model import Reversibility, Role, StepIndex
+from app.storage.database import Database, StorageUnavailable, open_database
+from tests.domain.world import command
+from tests.factories import make_principal_key, owner_connection
+from tests.storage.acts import ACME, BETA, RUN, agent_of, do_steps, fail, verbs
+
+TABLES = ("orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
+OTHER_SESSION = "run-2"
+# What a tenant may not do to the other's rows: each must be refused, or meet no row.
+UPDATES = {
+    "keys": "revoked_at = now()",
+    "sessions": "revision = 99",
+    "effect_log": "attempt = 99",
+    "undo_stack": "by_hand = false",
+    "outgoing_calls": "epoch = 99",
+}
+MISTAKES = (asyncpg.UndefinedObjectError, asyncpg.CheckViolationError)
+
+
+async def fill(database: Database, database_url: str) -> None:
+    """Give both orgs rows in every table, under the same session ids."""
+    for org in (ACME, BETA):
+        await make_principal_key(database_url, Role.AGENT, "robot-1", org)
+        await do_steps(database, RUN, 1, org)
+        await fail(database, RUN, org)
+        parked = command(step_index=StepIndex(1), reversibility=Reversibility.IRREVERSIBLE, compensation=None)
+        await verbs(database).intercept(agent_of(org), OTHER_SESSION, parked)  # type: ignore[arg-type]  # text is as good as its NewType
+
+
+async def rows_of(database_url: str, org: str) -> dict[str, list[str]]:
+    """Return every row of an org, past row-level security."""
+    async with owner_connection(database_url) as connection:
+        return {table: sorted(map(repr, await connection.fetch(f"SELECT * FROM {table} WHERE org = $1", org))) for table in TABLES}
+
+
+async def test_tables_are_under_forced_row_security_when_they_hold_rows_of_orgs(database_url: str) -> None:
+    """A new table without a policy is found here."""
+    async with owner_connection(database_url) as connection:
+        rows = await connection.fetch(
+            "SELECT relname, relrowsecurity AND relforcerowsecurity AS is_forced FROM pg_class "
+            "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+        )
+    assert {row["relname"] for row in rows} == {*TABLES, "alembic_version"}
+    assert {row["relname"] for row in rows if not row["is_forced"]} == {"alembic_version"}
+
+
+async def test_org_sees_and_changes_only_its_own_rows_when_it_names_anothers(database: Database, database_url: str) -> None:
+    """Even a statement that forgets the org, or names the wrong one, meets no foreign row; writing one is an error."""
+    await fill(database, database_url)
+    before = await rows_of(database_url, BETA)
+    assert all(before.values()), "every table has a row to be protected"
+    for table in TABLES:
+        async with database.transaction(ACME) as tx:
+            assert {row["org"] for row in await tx.connection.fetch(f"SELECT org FROM {table}")} == {ACME}
+            assert await tx.connection.fetch(f"SELECT org FROM {table} WHERE org = $1", BETA) == []
+        if table in UPDATES:
+            async with database.transaction(ACME) as tx:
+                assert await tx.connection.execute(f"UPDATE {table} SET {UPDATES[table]} WHERE org = 'beta'") == "UPDATE 0"
+        copied = f"SELECT (r).* FROM (SELECT jsonb_populate_record(t, '{FOREIGN}') AS r FROM {table} AS t) AS s"
+        await check_refused(run_as(database, f"INSERT INTO {table} {copied}"), "row-level security")
+    for table in ("sessions", "effect_log", "undo_stack", "outgoing_calls"):
+        await check_refused(run_as(database, f"UPDATE {table} SET org = 'beta'"), "row-level security")
+    assert await rows_of(database_url, BETA) == before
+
+
+FOREIGN = '{"org": "beta"}'
+
+
+async def run_as(database: Database, statement: str, org: Any = ACME) -> None:
+    """Run one statement in a transaction of an org."""
+    async with database.transaction(org) as tx:
+        await tx.connection.execute(statement)
+
+
+async def check_refused(attempt: Awaitable[None], reason: str) -> None:
+    """Assert that the database refuses an attempt for want of a privilege."""
+    with pytest.raises((asyncpg.InsufficientPrivilegeError, StorageUnavailable)) as refused:
+        await attempt
+    # A transaction may say it in its own words; the database's own are the cause then.
+    error = refused.value.__cause__ if isinstance(refused.value, StorageUnavailable) else refused.value
+    assert isinstance(error, asyncpg.InsufficientPrivilegeError)
+    assert reason in str(error)
+
+
+async def run_outside(database: Database, statement: str) -> None:
+    """Run one statement in a transaction without an org."""
+    async with database.outside_orgs() as connection:
+        await connection.execute(statement)
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_statement_fails_when_no_org_was_named(database: Database, database_url: str, table: str) -> None:
+    """Forgetting the org is an error, on a fresh connection as on one that served an org before: never an empty answer."""
+    await fill(database, database_url)
+    await database.close()
+    async with open_database(database_url, size=1, application_name="tests") as fresh:
+        with pytest.raises(MISTAKES):
+            await run_outside(fresh, f"SELECT count(*) FROM {table}")
+        await run_as(fresh, f"SELECT count(*) FROM {table}")
+        with pytest.raises(MISTAKES):
+            await run_outside(fresh, f"SELECT count(*) FROM {table}")
+
+
+@pytest.mark.parametrize("org", ["", "Acme", "a'; DROP TABLE orgs; --", "-a", "a-", "a" * 64, "a\n", "\u0430cme"])
+async def test_transaction_refuses_when_the_org_has_no_orgs_name(database: Database, org: Any) -> None:
+    """The name goes into a statement's text, so it is checked before."""
+    with pytest.raises(ValueError, match="not an org name"):
+        await run_as(database, "SELECT 1", org)
+
+
+DISPATCHER_COLUMNS = {
+    *(("keys", column, "SELECT") for column in ("org", "key_id", "secret_sha256", "role", "subject", "created_at", "revoked_at")),
+    *(
+        ("outgoing_calls", column, "SELECT")
+        for column in ("org", "session_id", "call_id", "destination", "due_at", "leased_by", "leased_until", "epoch")
+    ),
+    *(("outgoing_calls", column, "UPDATE") for column in ("leased_by", "leased_until", "epoch")),
+}
+RUNTIME_TABLES = {
+    "alembic_version": {"SELECT"},
+    "orgs": {"SELECT", "INSERT"},
+    "keys": {"SELECT", "INSERT"},
+    "sessions": {"SELECT", "INSERT", "UPDATE"},
+    "effect_log": {"SELECT", "INSERT", "UPDATE"},
+    "approvals": {"SELECT", "INSERT"},
+    "undo_stack": {"SELECT", "INSERT", "UPDATE"},
+    "outgoing_calls": {"SELECT", "INSERT", "UPDATE"},
+    "journal": {"SELECT", "INSERT"},
+}
+COLUMN_PRIVILEGES_SQL = """
+SELECT c.relname AS table_name, a.attname AS column_name, p.privilege
+FROM pg_class AS c
+JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'REFERENCES']) AS p (privilege)
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND has_column_privilege($1, c.oid, a.attnum, p.privilege)
+"""
+TABLE_PRIVILEGES_SQL = """
+SELECT c.relname AS table_name, p.privilege
+FROM pg_class AS c
+CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) AS p (privilege)
+WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND has_table_privilege($1, c.oid, p.privilege)
+"""
+
+
+async def test_roles_hold_the_privileges_they_need_and_no_others(database_url: str) -> None:
+    """No role may delete or truncate anything; the dispatcher sees when calls are due and whose keys are, and no payload of anyone."""
+    async with owner_connection(database_url) as connection:
+        columns = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_dispatcher")
+        tables = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_runtime")
+        keys = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_runtime")
+    assert {tuple(row.values()) for row in columns} == DISPATCHER_COLUMNS
+    assert {(row["table_name"], row["privilege"]) for row in tables} == {
+        (table, privilege) for table, privileges in RUNTIME_TABLES.items() for privilege in privileges
+    }
+    assert {row["column_name"] for row in keys if (row["table_name"], row["privilege"]) == ("keys", "UPDATE")} == {"revoked_at"}
+
+
+async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: Database, database_url: str) -> None:
+    """The one role that sees every org sees nothing worth stealing in them, and its rights end with its transaction."""
+    await fill(database, database_url)
+    async with database.dispatch() as connection:
+        assert {row["org"] for row in await connection.fetch("SELECT org FROM outgoing_calls")} == {ACME, BETA}
+    for statement in (
+        "SELECT body FROM outgoing_calls",
+        "SELECT * FROM outgoing_calls",
+        "SELECT org FROM sessions",
+        "SELECT payload FROM effect_log",
+        "SELECT content FROM journal",
+        "UPDATE outgoing_calls SET due_at = NULL",
+        "UPDATE keys SET revoked_at = NULL",
+        "DELETE FROM outgoing_calls",
+    ):
+        await check_refused(dispatch(database, statement), "permission denied")
+    with pytest.raises(MISTAKES):
+        await run_outside(database, "SELECT org FROM outgoing_calls")
+
+
+async def dispatch(database: Database, statement: str) -> None:
+    """Run one statement as the dispatcher."""
+    async with database.dispatch() as connection:
+        await connection.execute(statement)
+
+
+# What a change of the journal's rows would be, one column at a time.
+JOURNAL_CHANGES = [
+    "org = 'beta'", "session_id = 'x'", "seq = seq + 100", "kind = 'HALTED'", "step = 7", "actor = 'x'",
+    "at = '2026-01-02T03:04:05.000006Z'",
+    "body = '{}'", "prev_hash = decode(repeat('01', 32), 'hex')", "hash = decode(repeat('01', 32), 'hex')", "content = '{}'",
+    "content = content || '\\x20'", "content = NULL, body = '{}'", "content = NULL, step = 7", "seq = seq",
+]  # fmt: skip
+
+
+async def test_journal_refuses_when_anyone_changes_or_removes_entries(database: Database, database_url: str) -> None:
+    """The service has no privilege to; the owner meets the trigger; what is there stays as it was hashed."""
+    await fill(database, database_url)
+    before = await rows_of(database_url, ACME)
+    spoils = [*(f"UPDATE journal SET {change}" for change in JOURNAL_CHANGES), "DELETE FROM journal", "TRUNCATE journal"]
+    for statement in spoils:
+        await check_refused(run_as(database, statement), "permission denied")
+        async with owner_connection(database_url) as owner:
+            with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
+                await owner.execute(statement)
+    assert await rows_of(database_url, ACME) == before
+
+
+async def test_journal_lets_contents_go_when_they_are_erased(database: Database, database_url: str) -> None:
+    """Personal data can be erased, and only so: the hashed parts stay, and nothing can be put in its place."""
+    await fill(database, database_url)
+    async with owner_connection(database_url) as owner:
+        kept = await owner.fetch("SELECT org, seq, kind, body, hash FROM journal ORDER BY org, session_id, seq")
+        assert await owner.fetchval("SELECT count(*) FROM journal WHERE content IS NOT NULL") > 0
+        await owner.execute("UPDATE journal SET content = NULL")
+        assert await owner.fetchval("SELECT count(*) FROM journal WHERE content IS NOT NULL") == 0
+        assert await owner.fetch("SELECT org, seq, kind, body, hash FROM journal ORDER BY org, session_id, seq") == kept
+        with pytest.raises(asyncpg.RestrictViolationError):
+            await owner.execute("UPDATE journal SET content = '{}'")

@@ -1,0 +1,163 @@
+"""Every statement of storage is one the database knows, may be run by its role, and finds rows by index. Must not test what it returns."""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import app.storage
+from app.storage.database import Connection, Database
+from tests.factories import owner_connection
+from tests.storage.acts import ACME
+
+# Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
+DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "FIND_KEY_SQL"}
+# Not a query: nothing to explain.
+UTILITY = {"BECOME_DISPATCHER_SQL"}
+
+
+def statements() -> dict[str, str]:
+    """Return every statement that storage holds, by name."""
+    found: dict[str, str] = {}
+    for module in pkgutil.walk_packages(app.storage.__path__, "app.storage."):
+        members = vars(importlib.import_module(module.name))
+        found |= {name: text for name, text in members.items() if name.endswith("_SQL") and isinstance(text, str)}
+    return found
+
+
+def test_statements_are_found_when_storage_is_searched() -> None:
+    """The search sees what is there: an empty search would let every test below pass."""
+    assert len(statements()) >= 15
+    assert statements().keys() >= DISPATCHERS | UTILITY
+
+
+@pytest.mark.parametrize("name", sorted(statements()))
+async def test_statement_is_prepared_and_allowed_when_its_role_runs_it(database: Database, name: str) -> None:
+    """A wrong column, type or privilege is found here and not by a caller; EXPLAIN asks for the privileges without running anything."""
+    text = statements()[name]
+    if name in DISPATCHERS:
+        async with database.dispatch() as connection:
+            await check(connection, text)
+        return
+    async with database.transaction(ACME) as tx:
+        if name in UTILITY:
+            await tx.connection.execute(text)
+            return
+        await check(tx.connection, text)
+
+
+async def check(connection: Connection, text: str) -> None:
+    """Prepare a statement, and explain it with NULL for every parameter."""
+    prepared = await connection.prepare(text)
+    await connection.fetch(f"EXPLAIN {text}", *(None for _ in prepared.get_parameters()))
+
+
+SEED_SQL = """
+INSERT INTO sessions (
+  org, session_id, owner, agent, metadata, state, clean, pivoted, late_effect, last_step, created_at, updated_at, active_at, version,
+  revision, journal_seq, journal_hash, journal_at
+)
+SELECT
+  org, 'run-' || run, 'robot-1', 'robot', '{}', 'compensating', true, false, false, 3, now() - run * interval '1 s', now(), now(), 1, 1, 3,
+  decode(repeat('00', 32), 'hex'), now()
+FROM unnest(ARRAY['acme', 'beta']) AS org, generate_series(1, 2000) AS run;
+
+INSERT INTO effect_log (
+  org, session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, request_key, request_sha256,
+  attempt, registered_at, executed_at, version
+)
+SELECT
+  s.org, s.session_id, step, gen_random_uuid(), 'issue_credit', 'compensatable', 'committed', 'committed', '{}', s.journal_hash,
+  'key-' || step, s.journal_hash, 1, now(), now(), 1
+FROM sessions AS s, generate_series(1, 3) AS step;
+
+INSERT INTO undo_stack (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at)
+SELECT org, session_id, step_index, gen_random_uuid(), 'pending', '{}', false, now() FROM effect_log;
+
+INSERT INTO outgoing_calls (
+  org, session_id, call_id, step_index, destination, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing, due_at,
+  deadline_at, epoch
+)
+SELECT
+  org, session_id, undo_id, stack_position, 'a.example:443', 0, 0, 0, 0, false, false,
+  CASE WHEN stack_position = 3 AND session_id LIKE '%7' THEN now() - interval '1 s' END, now(), 0
+FROM undo_stack;
+
+INSERT INTO journal (org, session_id, seq, kind, actor, at, body, prev_hash, hash)
+SELECT s.org, s.session_id, seq, 'INTENT', 'agent:robot-1', '2026-01-02T03:04:05.000006Z', '{}', s.journal_hash, s.journal_hash
+FROM sessions AS s, generate_series(1, 3) AS seq;
+
+ANALYZE;
+"""
+RUN_7 = "'acme', 'run-7'"
+CALL = "(SELECT call_id FROM outgoing_calls WHERE org = 'acme' AND session_id = 'run-7' AND step_index = 3)"
+# The hot statements: their role's parameters as SQL, and the indexes that may serve them.
+HOT: dict[str, tuple[str, set[str]]] = {
+    "LOCK_SQL": (
+        f"{RUN_7}, 3, 'key-3', true, true",
+        {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey"},
+    ),
+    "LOCK_CALL_SQL": (f"{RUN_7}, '%call%'", {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey"}),
+    "CLAIM_SQL": ("'{}', 10, 'worker-1', 30", {"outgoing_calls_due", "outgoing_calls_pkey"}),
+    "RENEW_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 30", {"outgoing_calls_pkey"}),
+    "RELEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}'", {"outgoing_calls_pkey"}),
+    "READ_JOURNAL_SQL": (f"{RUN_7}, 1, 500", {"journal_pkey"}),
+    "SESSION_SQL": (RUN_7, {"sessions_pkey"}),
+    "STEPS_SQL": (
+        f"{RUN_7}, NULL, 100",
+        {
+            "effect_log_pkey",
+            "approvals_pkey",
+            "undo_stack_pkey",
+            "outgoing_calls_pkey",
+            "outgoing_calls_org_session_id_step_index_key",
+        },
+    ),
+    "SESSIONS_SQL": ("'acme', NULL, NULL, NULL, NULL, NULL, NULL, 50", {"sessions_by_age", "sessions_pkey", "effect_log_pkey"}),
+}
+# Which of a list's filters are given decides its plan: for its values alone.
+PLANNED_FOR_VALUES_ONLY = {"SESSIONS_SQL"}
+BIG_TABLES = {"sessions", "effect_log", "undo_stack", "outgoing_calls", "journal"}
+
+
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how each table of a plan is read: its name with the index, or with `Seq Scan`."""
+    if plan["Node Type"] == "Seq Scan":
+        yield plan["Relation Name"], "Seq Scan"
+    elif "Index Name" in plan:
+        yield plan.get("Relation Name", plan["Index Name"]), plan["Index Name"]
+    for inner in plan.get("Plans", ()):
+        yield from scans(inner)
+
+
+async def explain(connection: Connection, name: str, values: str, mode: str) -> dict[str, Any]:
+    """Plan a statement as the driver's prepared statements are planned."""
+    await connection.execute(f"SET LOCAL plan_cache_mode = {mode}; PREPARE {name}_{mode} AS {statements()[name]}")
+    told = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE {name}_{mode} ({values})")
+    await connection.execute(f"DEALLOCATE {name}_{mode}")
+    plan: dict[str, Any] = json.loads(told)[0]["Plan"]
+    return plan
+
+
+async def test_hot_statements_use_their_indexes_when_the_tables_are_big(database: Database, database_url: str) -> None:
+    """Thousands of sessions later every verb still reads a handful of rows, planned for its values or for any."""
+    async with owner_connection(database_url) as owner:
+        await owner.execute(SEED_SQL)
+        call_id = str(await owner.fetchval(f"SELECT {CALL}"))
+    for name, (values, indexes) in HOT.items():
+        modes = ["force_custom_plan"] if name in PLANNED_FOR_VALUES_ONLY else ["force_custom_plan", "force_generic_plan"]
+        for mode in modes:
+            filled = values.replace("%call%", call_id)
+            if name in DISPATCHERS:
+                async with database.dispatch() as connection:
+                    plan = await explain(connection, name, filled, mode)
+            else:
+                async with database.transaction(ACME) as tx:
+                    plan = await explain(tx.connection, name, filled, mode)
+            used = set(scans(plan))
+            assert not {table for table, how in used if how == "Seq Scan"} & BIG_TABLES, f"{name}, {mode}: {used}"
+            assert {how for _, how in used if how != "Seq Scan"} <= indexes, f"{name}, {mode}: {used}"
+            assert (name != "CLAIM_SQL") or ("outgoing_calls", "outgoing_calls_due") in used, f"{name}, {mode}: {used}"
