@@ -95,9 +95,10 @@ def furnish(url: str, keys: dict[Role, str]) -> None:
 
 @st.composite
 def requests(draw: st.DrawFn, name: str) -> Case:
-    """Make up a request, good or bad, which may speak of what is there, and holds no answer back for long."""
-    mode: GenerationMode = draw(st.sampled_from(GenerationMode))
-    case: Case = draw(OPERATIONS[name].as_strategy(generation_mode=mode))
+    """Make up a request, good or bad, or take an example; it may speak of what is there, and holds no answer back for long."""
+    operation = OPERATIONS[name]
+    made_up = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
+    case: Case = draw(draw(st.sampled_from([*made_up, *operation.get_strategies_from_examples()])))
     is_known = draw(st.booleans())
     if case.path_parameters and is_known:
         known = {"session_id": name, "step": draw(STEPS), "name": draw(TOOLS)}

@@ -152,7 +152,7 @@ class Unwinding(RuleBasedStateMachine):
         """Report that a call failed, in time or late."""
         step = data.draw(st.sampled_from(sorted(self.world.effects)))
         draft = self.world.draft()
-        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"))
+        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"), [])
         if not draft.is_empty:
             self.decide(draft)
 
