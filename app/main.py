@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from app.api import effects, errors, health, journal, openapi, sessions, tools
 from app.api.dependencies import Engine
+from app.api.head import HeadAsGet
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
 from app.domain.model import RetryPolicy
@@ -63,6 +64,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
         redoc_url=None,
     )
     errors.install(app)
+    app.add_middleware(HeadAsGet)
     app.include_router(health.router)
     if parts is None or parts.has_api:
         for router in (tools.router, sessions.router, effects.router, journal.router):
@@ -105,8 +107,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             try:
                 yield engine
             finally:
-                if orchestrator is not None and turning is not None:
-                    orchestrator.stop()
+                engine.stop()
+                if turning is not None:
                     await asyncio.wait({turning})
                 if sweeping is not None:
                     sweeping.cancel()

@@ -33,6 +33,12 @@ class Engine:
     retry_defaults: RetryPolicy
     schema_revision: str
 
+    def stop(self) -> None:
+        """Begin nothing new: no call is claimed, and nobody is kept waiting any more."""
+        self.waits.close()
+        if self.orchestrator is not None:
+            self.orchestrator.stop()
+
 
 async def engine(request: Request) -> Engine:
     """Return the engine of this application."""

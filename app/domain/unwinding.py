@@ -43,7 +43,7 @@ class Work:
     """A call that is due, what it undoes, and what comes after it.
 
     `below`: the newest pending item below. `has_failed_entries`: some entry failed and nothing is pending below. `may_go_on` False: the
-    worker is stopping, so the next entry becomes due but is not begun.
+    next entry becomes due, but this worker does not begin it.
     """
 
     call: OutgoingCall
@@ -75,11 +75,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """The next call is due, but not for this worker now: it is stopping, or there is no room at the destination."""
+
+    call: OutgoingCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
     """Nothing more to do for this session."""
 
 
-Move: TypeAlias = Send | Wait | Rest
+Move: TypeAlias = Send | Wait | Yield | Rest
 
 
 def start(draft: Draft, top: StackItem | None) -> None:
@@ -137,7 +144,7 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
         call,
         is_attempt_open=False,
         last_status=attempt.status,
-        last_error=None if isinstance(verdict, Done) else retry.last_error(attempt),
+        last_error=None if isinstance(verdict, Done) else _last_error(attempt, is_poll=is_poll),
         may_be_processing=call.may_be_processing or is_outcome_unknown,
     )
     work = replace(work, call=call)
@@ -153,6 +160,10 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
             return _fail(draft, work, HaltReason.EGRESS_DENIED if is_denied else HaltReason.COMPENSATION_FAILED)
         case _:
             assert_never(verdict)
+
+
+def _last_error(attempt: Attempt, *, is_poll: bool) -> str:
+    return f"asking the Location of a 202: {retry.last_error(attempt)}" if is_poll else retry.last_error(attempt)
 
 
 def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:
@@ -178,6 +189,13 @@ def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:
         deadline_at=draft.now + timedelta(milliseconds=compensation.retry.deadline_ms),
         epoch=0,
     )
+
+
+def next_destination(work: Work) -> str | None:
+    """Return where the session's next call goes if this one ends it; None where nothing is pending below."""
+    if work.below is None:
+        return None
+    return _destination((work.below.newest or work.below.entry.compensation).url)
 
 
 def _destination(url: str) -> str:
@@ -286,7 +304,7 @@ def _go_on(draft: Draft, work: Work) -> Move:
     call = _due_call(draft, work.below)
     draft.add_call(call)
     if not work.may_go_on:
-        return Wait(call=call, seconds=0.0)
+        return Yield(call=call)
     return _send(draft, replace(work, call=call, item=work.below, below=None))
 
 

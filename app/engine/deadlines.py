@@ -29,8 +29,8 @@ class Deadlines:
         while True:
             try:
                 await self.sweep()
-            except StorageUnavailable:
-                _log.warning("storage_unavailable", where="deadlines")
+            except StorageUnavailable as error:
+                _log.warning("storage_unavailable", where="deadlines", cause=error.cause)
             await self.clock.sleep(self.sweep_seconds)
 
     async def sweep(self) -> None:

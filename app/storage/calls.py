@@ -83,6 +83,23 @@ async def release(connection: Connection, claims: Sequence[Claim]) -> None:
     await connection.fetch(RELEASE_SQL, *_claim_columns(claims))
 
 
+GIVE_BACK_SQL = """
+UPDATE outgoing_calls
+SET leased_by = NULL, leased_until = NULL
+WHERE org = $1 AND session_id = $2 AND leased_by = $3 AND ((call_id = $4 AND epoch = $5) OR epoch = 0)
+RETURNING call_id
+"""
+
+
+async def give_back(connection: Connection, claim: Claim, worker: str) -> None:
+    """Give back whatever a worker that lost track holds of a session, so that the work goes on before the lease runs out.
+
+    That is its claim, and the next call that its last write may have left under the same lease (epoch 0: nobody has claimed it since).
+    Needs a dispatcher's connection.
+    """
+    await connection.fetch(GIVE_BACK_SQL, claim.org, claim.session_id, worker, claim.call_id, claim.epoch)
+
+
 def _claim_columns(claims: Sequence[Claim]) -> tuple[list[str], list[str], list[CallId], list[int]]:
     return (
         [claim.org for claim in claims],

@@ -92,10 +92,10 @@ LEFT JOIN LATERAL (
   LIMIT 1
 ) AS c ON true
 WHERE e.org = $1 AND e.session_id = $2 AND ($3::integer IS NULL OR e.step_index = $3)
-ORDER BY e.step_index
+ORDER BY e.step_index DESC
 LIMIT $4
 """
-MAX_STEPS_SHOWN = 10_000  # a session that large is looked at through its journal, which has pages
+MAX_STEPS_SHOWN = 10_000  # the newest ones; a session that large is looked at through its journal, which has pages
 
 
 async def session_view(tx: Transaction, principal: Principal, session_id: SessionId) -> SessionView:
@@ -130,7 +130,7 @@ async def _steps(tx: Transaction, session_id: SessionId, step: StepIndex | None)
             undo_entry=undo_entry_of(row),
             call=None if row["c_call_id"] is None else call_of(row),
         )
-        for row in rows
+        for row in reversed(rows)
     ]
 
 
