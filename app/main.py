@@ -78,9 +78,15 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
     """Open everything that holds a connection, run the orchestrator beside it, and close it all in the reverse order."""
     egress = EgressPolicy.parse(settings.egress_allow)
     worker = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-    size = settings.database_connections
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(database_url, size=size, application_name=f"countermand api {worker}"))
+        database = await stack.enter_async_context(
+            open_database(
+                database_url,
+                size=settings.database_connections,
+                application_name=f"countermand api {worker}",
+                acquire_seconds=settings.database_wait_seconds,
+            )
+        )
         waits = Waits(clock=clock)
         callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
         orchestrator = None

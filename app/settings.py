@@ -57,6 +57,9 @@ class Settings(BaseSettings):
     database_connections: Annotated[int, Field(ge=2, le=500)] = 10
     """Connections for requests, per process; the orchestrator has as many of its own, and one listens."""
 
+    database_wait_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """How long a request waits for a free connection before it is answered 503: a caller that cannot be served soon is better told so."""
+
     approval_ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 259_200
     """How long a question to a person stays open: 72 hours."""
 

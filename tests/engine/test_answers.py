@@ -185,7 +185,7 @@ async def test_location_may_be_relative_or_elsewhere_when_it_may_be_called(servi
         forbidden = Reply(status=202, headers={"Location": f"http://10.0.0.1:{other.port}/elsewhere"})
         refused = await unwound(service, endpoint, "forbidden", forbidden)
         assert (refused["state"], refused["halt_reason"]) == ("halted", "egress_denied")
-        assert entry_of(refused)["last_error"].startswith("egress_denied: ")
+        assert entry_of(refused)["last_error"].startswith("asking the Location of a 202: egress_denied: ")
         assert len(other.received) == 2
 
 
@@ -201,7 +201,7 @@ async def test_accepted_and_never_finished_is_told_apart_when_the_deadline_is_ov
     )
     assert {(session["state"], session["halt_reason"]) for session in resting} == {("halted", "deadline_exceeded")}
     assert [entry_of(session)["last_error"] for session in resting] == [
-        "accepted but never finished; the last answer was: http 503: moment",
+        "accepted but never finished; the last answer was: asking the Location of a 202: http 503: moment",
         "accepted but never finished; the last answer was: http 202",
         "http 503: later",
     ]

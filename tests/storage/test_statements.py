@@ -14,7 +14,7 @@ from tests.factories import owner_connection
 from tests.storage.acts import ACME
 
 # Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
-DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
+DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "GIVE_BACK_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
 # Not a query: nothing to explain.
 UTILITY = {"BECOME_DISPATCHER_SQL"}
 
@@ -108,6 +108,7 @@ HOT: dict[str, tuple[str, set[str]]] = {
     "CLAIM_SQL": ("'{}', 10, 'worker-1', 30", {"outgoing_calls_due", "outgoing_calls_pkey"}),
     "RENEW_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 30", {"outgoing_calls_pkey"}),
     "RELEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}'", {"outgoing_calls_pkey"}),
+    "GIVE_BACK_SQL": (f"{RUN_7}, 'worker-1', '%call%', 1", {"outgoing_calls_pkey", "outgoing_calls_org_session_id_step_index_key"}),
     "READ_JOURNAL_SQL": (f"{RUN_7}, 1, 500", {"journal_pkey"}),
     "SESSION_SQL": (RUN_7, {"sessions_pkey"}),
     "STEPS_SQL": (
