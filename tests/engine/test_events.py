@@ -32,7 +32,12 @@ def refuse(attempt: Attempt, attempts: int) -> Draft:
     compensation = new_compensation(f'{{"token":"{SECRET}"}}'.encode(), url=f"{UNDO_URL}/{SECRET}", description=SECRET)
     work = Work(
         call=new_call(
-            url=compensation.url, body=compensation.args, outcome=Outcome.COMMITTED, attempts=attempts, is_attempt_open=True, first_sent_at=START
+            url=compensation.url,
+            body=compensation.args,
+            outcome=Outcome.COMMITTED,
+            attempts=attempts,
+            is_attempt_open=True,
+            first_sent_at=START,
         ),
         item=StackItem(entry=new_entry(UndoState.RUNNING, compensation=compensation), effect=new_effect(EffectState.COMPENSATING)),
         below=None,

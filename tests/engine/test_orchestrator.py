@@ -42,7 +42,7 @@ async def test_destination_is_spared_when_many_sessions_unwind(services: StartSe
 
 
 async def test_destination_is_spared_when_sessions_move_on_to_it(services: StartService, endpoint: FakeEndpoint) -> None:
-    """Workers that come from elsewhere find no more room than claims do, even all at once; without room they leave the call, and their slot."""
+    """Workers from elsewhere find no more room than claims do, even all at once; without room they leave the call, and their slot."""
     service = await services(max_calls=6, max_calls_per_destination=2)
     hung, answering = asyncio.Event(), asyncio.Event()
     endpoint.script("/hangs", Reply(gate=hung))

@@ -13,7 +13,6 @@ from app.domain.model import OrgName
 from app.storage.database import (
     MILLISECOND_BOUNDS,
     RUNTIME_ROLE,
-    Connection,
     Database,
     StorageUnavailable,
     is_org_name,
@@ -155,7 +154,7 @@ async def lose_connection(database: Database, database_url: str) -> None:
 async def pool_without_reset(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
     """Open a pool of one connection whose reset never ends, as on a network that has gone silent just after the commit."""
 
-    async def hang(_connection: Connection) -> None:
+    async def hang(_connection: "asyncpg.Connection[asyncpg.Record]") -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr("app.storage.database.RESET_TIMEOUT_SECONDS", 0.05)
