@@ -6,7 +6,7 @@ UV ?= uv
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test check fmt lint types contracts openapi schema mutants lock
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants lock
 
 help: ## print this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -44,6 +44,9 @@ openapi: ## rewrite openapi/openapi.json from the code
 
 schema: ## rewrite migrations/schema.sql from the migrations
 	COUNTERMAND_REWRITE_GOLDEN=1 $(TOOL) pytest -q -m golden tests/storage
+
+large: ## unwind a session of 10,000 steps and print what each undo cost
+	COUNTERMAND_TEST_LARGE_STEPS=10000 $(TOOL) pytest -q -s --timeout 900 tests/engine/test_large_sessions.py
 
 mutants: ## break the code in small ways and see that a test notices each
 	$(TOOL) tests.mutants

@@ -11,17 +11,20 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 
-from app.api import effects, errors, health, journal, openapi, sessions
+from app.api import effects, errors, health, journal, openapi, sessions, tools
 from app.api.dependencies import Engine
+from app.api.head import HeadAsGet
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
 from app.domain.model import RetryPolicy
 from app.engine.authentication import Authenticator
 from app.engine.clock import Clock, SystemClock
+from app.engine.deadlines import Deadlines
 from app.engine.forward import Forward
 from app.engine.listening import keep_listening
 from app.engine.orchestrator import Limits, Orchestrator
 from app.engine.outbound import Outbound
+from app.engine.registry import Registry
 from app.engine.unwind import Unwind
 from app.engine.waits import Waits
 from app.settings import Settings
@@ -29,7 +32,7 @@ from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, open_database
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0001"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0002"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -61,9 +64,10 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
         redoc_url=None,
     )
     errors.install(app)
+    app.add_middleware(HeadAsGet)
     app.include_router(health.router)
     if parts is None or parts.has_api:
-        for router in (sessions.router, effects.router, journal.router):
+        for router in (tools.router, sessions.router, effects.router, journal.router):
             app.include_router(router)
     openapi.install_openapi(app)
     return app
@@ -74,19 +78,27 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
     """Open everything that holds a connection, run the orchestrator beside it, and close it all in the reverse order."""
     egress = EgressPolicy.parse(settings.egress_allow)
     worker = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
-    size = settings.database_connections
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(open_database(database_url, size=size, application_name=f"countermand api {worker}"))
+        database = await stack.enter_async_context(
+            open_database(
+                database_url,
+                size=settings.database_connections,
+                application_name=f"countermand api {worker}",
+                acquire_seconds=settings.database_wait_seconds,
+            )
+        )
         waits = Waits(clock=clock)
         callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
         orchestrator = None
         if parts.has_orchestrator:
             orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker)
             callbacks[DUE_CHANNEL] = orchestrator.wake
+        forward = Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
         engine = Engine(
             database=database,
             authenticator=Authenticator(database),
-            forward=Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds),
+            forward=forward,
+            registry=Registry(database, egress),
             waits=waits,
             orchestrator=orchestrator,
             retry_defaults=_retry_defaults(settings),
@@ -94,14 +106,18 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(keep_listening(database_url, callbacks, clock))
+            deadlines = Deadlines(database=database, forward=forward, clock=clock, sweep_seconds=settings.sweep_seconds)
+            sweeping = group.create_task(deadlines.run()) if orchestrator else None
             turning = group.create_task(orchestrator.run()) if orchestrator else None
             _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
             try:
                 yield engine
             finally:
-                if orchestrator is not None and turning is not None:
-                    orchestrator.stop()
+                engine.stop()
+                if turning is not None:
                     await asyncio.wait({turning})
+                if sweeping is not None:
+                    sweeping.cancel()
                 listening.cancel()
         _log.info("engine_stopped", worker=worker)
 

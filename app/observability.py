@@ -11,7 +11,8 @@ import structlog
 # What could end a line, move a terminal's cursor or turn text around; everything else is JSON's business.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
-MAX_VALUE_CHARACTERS = 2_048  # no single value may flood the log
+MAX_VALUE_CHARACTERS = 4_096  # no single value may flood the log
+HEAD_CHARACTERS = 512  # of those, what is kept from the beginning
 
 
 def configure(*, level: str = "INFO") -> None:
@@ -49,5 +50,12 @@ def configure(*, level: str = "INFO") -> None:
 def _make_safe(_logger: object, _name: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", value)[:MAX_VALUE_CHARACTERS]
+            event[key] = _cut(_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", value))
     return event
+
+
+def _cut(text: str) -> str:
+    """Shorten a long value in the middle: a traceback says where it began first and what went wrong last."""
+    if len(text) <= MAX_VALUE_CHARACTERS:
+        return text
+    return f"{text[:HEAD_CHARACTERS]} [...] {text[HEAD_CHARACTERS - MAX_VALUE_CHARACTERS :]}"

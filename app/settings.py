@@ -42,6 +42,9 @@ class Settings(BaseSettings):
     poll_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     """How often due calls are looked for when nothing wakes the orchestrator: what a lost notification may cost."""
 
+    sweep_seconds: Annotated[float, Field(ge=0.05, le=3_600)] = 1.0
+    """How often sessions are looked for that are silent too long or past their deadline."""
+
     max_calls: Annotated[int, Field(ge=1, le=1_000)] = 64
     """Undo calls in flight at once, per process."""
 
@@ -53,6 +56,9 @@ class Settings(BaseSettings):
 
     database_connections: Annotated[int, Field(ge=2, le=500)] = 10
     """Connections for requests, per process; the orchestrator has as many of its own, and one listens."""
+
+    database_wait_seconds: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """How long a request waits for a free connection before it is answered 503: a caller that cannot be served soon is better told so."""
 
     approval_ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 259_200
     """How long a question to a person stays open: 72 hours."""

@@ -166,6 +166,7 @@ CREATE TABLE effect_log (
     registered_at timestamp with time zone NOT NULL,
     executed_at timestamp with time zone,
     version bigint NOT NULL,
+    tool_version integer,
     CONSTRAINT effect_log_attempt_check CHECK ((attempt >= 1)),
     CONSTRAINT effect_log_check CHECK ((registered_at <= executed_at)),
     CONSTRAINT effect_log_check1 CHECK (((executed_at IS NOT NULL) = (NOT (outcome IS DISTINCT FROM 'committed'::outcome)))),
@@ -180,6 +181,7 @@ CREATE TABLE effect_log (
     CONSTRAINT effect_log_request_sha256_check CHECK ((octet_length(request_sha256) = 32)),
     CONSTRAINT effect_log_step_index_check CHECK ((step_index >= 1)),
     CONSTRAINT effect_log_tool_check CHECK (((length(tool) >= 1) AND (length(tool) <= 200))),
+    CONSTRAINT effect_log_tool_version_check CHECK ((tool_version >= 1)),
     CONSTRAINT effect_log_version_check CHECK ((version >= 1))
 )
 WITH (fillfactor='85');
@@ -225,6 +227,8 @@ COMMENT ON COLUMN effect_log.registered_at IS 'When the call and its undo were r
 COMMENT ON COLUMN effect_log.executed_at IS 'When it was reported as done';
 
 COMMENT ON COLUMN effect_log.version IS 'Counts visible changes; the ETag';
+
+COMMENT ON COLUMN effect_log.tool_version IS 'The registered version seen at intercept; NULL = nobody had registered the tool';
 
 CREATE TABLE journal (
     org org_name NOT NULL,
@@ -403,6 +407,43 @@ COMMENT ON COLUMN outgoing_calls.leased_until IS 'Until when no other worker may
 
 COMMENT ON COLUMN outgoing_calls.epoch IS 'Counts claims; a write of an older epoch changes nothing';
 
+CREATE TABLE remembered_answers (
+    org org_name NOT NULL,
+    subject text NOT NULL,
+    request text NOT NULL,
+    request_key text NOT NULL,
+    session_id text NOT NULL,
+    request_sha256 bytea NOT NULL,
+    status integer NOT NULL,
+    body bytea NOT NULL,
+    answered_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT remembered_answers_request_key_check CHECK (((length(request_key) >= 1) AND (length(request_key) <= 255))),
+    CONSTRAINT remembered_answers_request_sha256_check CHECK ((octet_length(request_sha256) = 32)),
+    CONSTRAINT remembered_answers_status_check CHECK (((status >= 200) AND (status <= 299)))
+);
+
+ALTER TABLE ONLY remembered_answers FORCE ROW LEVEL SECURITY;
+
+COMMENT ON TABLE remembered_answers IS 'What requests with an Idempotency-Key were answered, as long as the session lives; not intercepts';
+
+COMMENT ON COLUMN remembered_answers.org IS 'The tenant';
+
+COMMENT ON COLUMN remembered_answers.subject IS 'Who asked';
+
+COMMENT ON COLUMN remembered_answers.request IS 'Method and path';
+
+COMMENT ON COLUMN remembered_answers.request_key IS 'The Idempotency-Key';
+
+COMMENT ON COLUMN remembered_answers.session_id IS 'The session concerned';
+
+COMMENT ON COLUMN remembered_answers.request_sha256 IS 'SHA-256 of the request''s JSON, keys sorted';
+
+COMMENT ON COLUMN remembered_answers.status IS 'The 2xx that was answered';
+
+COMMENT ON COLUMN remembered_answers.body IS 'The bytes that were answered';
+
+COMMENT ON COLUMN remembered_answers.answered_at IS 'When';
+
 CREATE TABLE sessions (
     org org_name NOT NULL,
     session_id text NOT NULL,
@@ -489,6 +530,36 @@ COMMENT ON COLUMN sessions.journal_hash IS 'Hash of the newest journal entry; ze
 
 COMMENT ON COLUMN sessions.journal_at IS 'Time of the newest journal entry';
 
+CREATE TABLE tools (
+    org org_name NOT NULL,
+    name text NOT NULL,
+    version integer NOT NULL,
+    definition bytea NOT NULL,
+    is_deleted boolean NOT NULL,
+    created_by text NOT NULL,
+    created_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    CONSTRAINT tools_name_check CHECK (((length(name) >= 1) AND (length(name) <= 200))),
+    CONSTRAINT tools_version_check CHECK ((version >= 1))
+);
+
+ALTER TABLE ONLY tools FORCE ROW LEVEL SECURITY;
+
+COMMENT ON TABLE tools IS 'Registered tools; versions are never changed, the newest counts';
+
+COMMENT ON COLUMN tools.org IS 'The tenant';
+
+COMMENT ON COLUMN tools.name IS 'The tool''s name';
+
+COMMENT ON COLUMN tools.version IS 'From 1; each change or removal is a new one';
+
+COMMENT ON COLUMN tools.definition IS 'Class, undo, schema and all, as JSON text; number literals kept';
+
+COMMENT ON COLUMN tools.is_deleted IS 'This version says that the name is no longer registered';
+
+COMMENT ON COLUMN tools.created_by IS 'The subject who registered it';
+
+COMMENT ON COLUMN tools.created_at IS 'When it was registered';
+
 CREATE TABLE undo_stack (
     org org_name NOT NULL,
     session_id text NOT NULL,
@@ -558,8 +629,14 @@ ALTER TABLE ONLY outgoing_calls
 ALTER TABLE ONLY outgoing_calls
     ADD CONSTRAINT outgoing_calls_pkey PRIMARY KEY (org, session_id, call_id);
 
+ALTER TABLE ONLY remembered_answers
+    ADD CONSTRAINT remembered_answers_pkey PRIMARY KEY (org, session_id, subject, request, request_key);
+
 ALTER TABLE ONLY sessions
     ADD CONSTRAINT sessions_pkey PRIMARY KEY (org, session_id);
+
+ALTER TABLE ONLY tools
+    ADD CONSTRAINT tools_pkey PRIMARY KEY (org, name, version);
 
 ALTER TABLE ONLY undo_stack
     ADD CONSTRAINT undo_stack_pkey PRIMARY KEY (org, session_id, stack_position);
@@ -567,6 +644,8 @@ ALTER TABLE ONLY undo_stack
 CREATE UNIQUE INDEX effect_log_by_request_key ON effect_log USING btree (org, session_id, request_key) WHERE (request_key IS NOT NULL);
 
 CREATE INDEX outgoing_calls_due ON outgoing_calls USING btree (due_at) WHERE (due_at IS NOT NULL);
+
+CREATE INDEX sessions_active ON sessions USING btree (org, session_id) WHERE (state = 'active'::session_state);
 
 CREATE INDEX sessions_by_age ON sessions USING btree (org, created_at DESC, session_id);
 
@@ -586,6 +665,9 @@ ALTER TABLE ONLY keys
 ALTER TABLE ONLY outgoing_calls
     ADD CONSTRAINT outgoing_calls_org_session_id_step_index_fkey FOREIGN KEY (org, session_id, step_index) REFERENCES effect_log(org, session_id, step_index) ON DELETE CASCADE;
 
+ALTER TABLE ONLY remembered_answers
+    ADD CONSTRAINT remembered_answers_org_session_id_fkey FOREIGN KEY (org, session_id) REFERENCES sessions(org, session_id) ON DELETE CASCADE;
+
 ALTER TABLE ONLY undo_stack
     ADD CONSTRAINT undo_stack_org_session_id_stack_position_fkey FOREIGN KEY (org, session_id, stack_position) REFERENCES effect_log(org, session_id, step_index) ON DELETE CASCADE;
 
@@ -596,6 +678,8 @@ ALTER TABLE effect_log ENABLE ROW LEVEL SECURITY;
 CREATE POLICY every_org ON keys TO countermand_dispatcher USING (true);
 
 CREATE POLICY every_org ON outgoing_calls TO countermand_dispatcher USING (true);
+
+CREATE POLICY every_org ON sessions FOR SELECT TO countermand_dispatcher USING (true);
 
 ALTER TABLE journal ENABLE ROW LEVEL SECURITY;
 
@@ -613,7 +697,11 @@ CREATE POLICY one_org ON orgs TO countermand_runtime USING (((org)::text = ((cur
 
 CREATE POLICY one_org ON outgoing_calls TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
+CREATE POLICY one_org ON remembered_answers TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
 CREATE POLICY one_org ON sessions TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org ON tools TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 CREATE POLICY one_org ON undo_stack TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
@@ -621,7 +709,11 @@ ALTER TABLE orgs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE outgoing_calls ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE remembered_answers ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE sessions ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE tools ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE undo_stack ENABLE ROW LEVEL SECURITY;
 
@@ -658,6 +750,22 @@ GRANT SELECT(leased_until),UPDATE(leased_until) ON TABLE outgoing_calls TO count
 
 GRANT SELECT(epoch),UPDATE(epoch) ON TABLE outgoing_calls TO countermand_dispatcher;
 
+GRANT SELECT,INSERT ON TABLE remembered_answers TO countermand_runtime;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE sessions TO countermand_runtime;
+
+GRANT SELECT(org) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(session_id) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(state) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(idle_seconds) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(deadline_at) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(active_at) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT,INSERT ON TABLE tools TO countermand_runtime;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE undo_stack TO countermand_runtime;

@@ -29,6 +29,7 @@ QUICK: Mapping[str, object] = {
     "attempt_timeout_ms": 2_000,
     "grace_seconds": 5.0,
     "database_connections": 5,
+    "database_wait_seconds": 30,  # a busy machine is no reason for a test to meet 503
 }
 
 
@@ -41,6 +42,7 @@ class Service:
     agent: "Client"
     operator: "Client"
     auditor: "Client"
+    admin: "Client"
 
     async def client(self, role: Role, subject: str, org: str = ORG) -> "Client":
         """Make a key and return a client that uses it."""
@@ -91,6 +93,18 @@ class Client:
         """Say that the run failed."""
         return await self.post(f"/sessions/{session_id}/fail", {"error": error, **body}, params={"wait_s": wait_s} if wait_s else {})
 
+    async def complete(self, session_id: str, **options: Any) -> httpx.Response:
+        """Say that the run ended well."""
+        return await self.post(f"/sessions/{session_id}/complete", {}, **options)
+
+    async def touch(self, session_id: str) -> httpx.Response:
+        """Give a sign of life."""
+        return await self.post(f"/sessions/{session_id}/touch", {})
+
+    async def register(self, name: str, **definition: Any) -> httpx.Response:
+        """Register a tool."""
+        return await self.put(f"/tools/{name}", definition)
+
     async def session(self, session_id: str) -> JsonObject:
         """Return a session, which must be there."""
         response = await self.get(f"/sessions/{session_id}")
@@ -134,7 +148,7 @@ async def open_service(
         database_url,
         Parts(has_api=has_api, has_orchestrator=has_orchestrator),
     )
-    keys = {role: await make_principal_key(database_url, role, f"{role}-1") for role in (Role.AGENT, Role.OPERATOR, Role.AUDITOR)}
+    keys = {role: await make_principal_key(database_url, role, f"{role}-1") for role in Role}
     async with app.router.lifespan_context(app):
         yield Service(
             app=app,

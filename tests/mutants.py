@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         name="go on with the oldest undo",
         file="app/storage/calls.py",
-        before="  ORDER BY u.stack_position DESC\n  LIMIT 1\n",
-        after="  ORDER BY u.stack_position\n  LIMIT 1\n",
+        before="  ORDER BY stack_position DESC\n  LIMIT 1\n",
+        after="  ORDER BY stack_position\n  LIMIT 1\n",
         test="test_undos_run_newest_first_when_a_session_fails",
         reason="AssertionError",
     ),
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         name="claim what another worker holds",
         file="app/storage/calls.py",
-        before=" AND (leased_until IS NULL OR leased_until <= clock_timestamp())",
+        before="    AND (leased_until IS NULL OR leased_until <= statement_timestamp())\n",
         after="",
         test="test_an_answer_is_void_when_a_newer_epoch_owns_the_call",
         reason="one live sender at a time",
@@ -75,7 +75,7 @@ MUTANTS = (
         name="answer before the commit",
         file="app/storage/database.py",
         before="""\
-            async with self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS) as connection:
+            try:
                 await connection.execute(begin)
                 try:
                     yield connection
@@ -84,21 +84,24 @@ MUTANTS = (
                         await connection.execute("ROLLBACK")
                     raise
                 await connection.execute("COMMIT")
+            finally:
+                await self._give_back(connection)
 """,
         after="""\
-            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_SECONDS)
-
-            async def end(how: str) -> None:
-                await connection.execute(how)
-                await self._pool.release(connection)
-
             await connection.execute(begin)
             try:
                 yield connection
             except BaseException:
-                await end("ROLLBACK")
+                if not connection.is_closed():
+                    await connection.execute("ROLLBACK")
+                await self._give_back(connection)
                 raise
-            self._ending = asyncio.create_task(end("COMMIT"))
+
+            async def commit_later() -> None:
+                await connection.execute("COMMIT")
+                await self._give_back(connection)
+
+            asyncio.get_running_loop().create_task(commit_later())
 """,
         test="test_nothing_is_answered_when_the_commit_has_not_ended[intercept]",
         reason="answered before the commit",

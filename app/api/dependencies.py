@@ -7,12 +7,16 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Header, Request
 
+from app.api.strict_json import fingerprint
 from app.domain.errors import Forbidden, Malformed, Unauthenticated
-from app.domain.model import Principal, RetryPolicy, Role
+from app.domain.json_text import Json
+from app.domain.model import Principal, RetryPolicy, Role, SessionId
 from app.engine.authentication import Authenticator
-from app.engine.forward import Forward
+from app.engine.forward import Ask, Forward
 from app.engine.orchestrator import Orchestrator
+from app.engine.registry import Registry
 from app.engine.waits import Waits
+from app.storage.answers import RepeatableRequest
 from app.storage.database import Database
 
 
@@ -23,10 +27,17 @@ class Engine:
     database: Database
     authenticator: Authenticator
     forward: Forward
+    registry: Registry
     waits: Waits
     orchestrator: Orchestrator | None
     retry_defaults: RetryPolicy
     schema_revision: str
+
+    def stop(self) -> None:
+        """Begin nothing new: no call is claimed, and nobody is kept waiting any more."""
+        self.waits.close()
+        if self.orchestrator is not None:
+            self.orchestrator.stop()
 
 
 async def engine(request: Request) -> Engine:
@@ -66,6 +77,7 @@ def role_in(*roles: Role) -> Callable[[Principal], Awaitable[Principal]]:
 Agent = Annotated[Principal, Depends(role_in(Role.AGENT))]
 AgentOrOperator = Annotated[Principal, Depends(role_in(Role.AGENT, Role.OPERATOR))]
 Anyone = Annotated[Principal, Depends(role_in(*Role))]
+Admin = Annotated[Principal, Depends(role_in(Role.ADMIN))]
 OperatorOrAuditor = Annotated[Principal, Depends(role_in(Role.OPERATOR, Role.AUDITOR))]
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
@@ -100,5 +112,63 @@ async def traceparent(request: Request) -> str | None:
     return value[:55] if _TRACEPARENT.fullmatch(value) else None
 
 
+_ETAG = re.compile(r'"v([0-9]{1,18})"')
+
+
+async def if_match(request: Request) -> frozenset[int] | None:
+    """Return the versions that the caller decided on; None where it does not say, or takes any (RFC 9110, section 13.1.1)."""
+    values = request.headers.getlist("if-match")
+    if not values or [value.strip() for value in values] == ["*"]:
+        return None
+    # Weak tags, and tags that are none of ours, match nothing: If-Match compares strongly.
+    tags = (tag.strip() for value in values for tag in value.split(","))
+    return frozenset(int(found[1]) for tag in tags if (found := _ETAG.fullmatch(tag)) is not None)
+
+
+def etag(version: int) -> str:
+    """Return the entity tag of a session's or an effect's version."""
+    return f'"v{version}"'
+
+
+def is_unchanged(request: Request, version: int) -> bool:
+    """Tell whether the caller has this version already (If-None-Match, compared weakly)."""
+    values = ",".join(request.headers.getlist("if-none-match"))
+    tags = {tag.strip().removeprefix("W/") for tag in values.split(",")}
+    return "*" in tags or etag(version) in tags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, under which Idempotency-Key, with which If-Match."""
+
+    principal: Principal
+    path: str
+    key: str | None
+    versions: frozenset[int] | None
+
+    def ask(self, session_id: SessionId, tree: Json) -> Ask:
+        """Return what the engine needs to know of this request; `tree` is its body."""
+        repeatable = None
+        if self.key is not None:
+            repeatable = RepeatableRequest(subject=self.principal.subject, request=self.path, key=self.key, sha256=fingerprint(tree))
+        return Ask(principal=self.principal, session_id=session_id, repeatable=repeatable, versions=self.versions)
+
+
+IfMatch = Annotated[frozenset[int] | None, Depends(if_match)]
 IdempotencyKey = Annotated[str | None, Depends(idempotency_key)]
 Traceparent = Annotated[str | None, Depends(traceparent)]
+
+
+def caller(*roles: Role) -> Callable[..., Awaitable[Caller]]:
+    """Return a dependency that gives what there is to know of the caller of a repeatable verb, in one of these roles."""
+
+    async def collect(
+        request: Request, principal: Annotated[Principal, Depends(role_in(*roles))], key: IdempotencyKey, versions: IfMatch
+    ) -> Caller:
+        return Caller(principal=principal, path=f"{request.method} {request.url.path}", key=key, versions=versions)
+
+    return collect
+
+
+AgentCaller = Annotated[Caller, Depends(caller(Role.AGENT))]
+AgentOrOperatorCaller = Annotated[Caller, Depends(caller(Role.AGENT, Role.OPERATOR))]

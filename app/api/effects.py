@@ -2,18 +2,31 @@
 
 from typing import Annotated, assert_never
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from app.api import schemas
-from app.api.dependencies import Agent, Anyone, Engine, EngineDependency, IdempotencyKey, Traceparent, authenticate
+from app.api.dependencies import (
+    Agent,
+    AgentCaller,
+    Anyone,
+    Engine,
+    EngineDependency,
+    IdempotencyKey,
+    Traceparent,
+    authenticate,
+    etag,
+    is_unchanged,
+)
+from app.api.descriptors import compensation_of
 from app.api.errors import problem_responses
-from app.api.render import await_approval_json, effect_json, execute_json, json_response, repeat_json
+from app.api.render import answer_response, await_approval_json, effect_json, execute_json, json_response, repeat_json, reported_bytes
+from app.api.sessions import NOT_MODIFIED, WaitSeconds
 from app.api.strict_json import MAX_PAYLOAD_BYTES, Received, SessionIdPath, StepPath, body, fingerprint, only_query, within
 from app.domain.errors import Invalid, Malformed
 from app.domain.intercept import AwaitApproval, Execute, InFlight, InterceptCommand, Refuse, Replay
 from app.domain.json_text import dump
-from app.domain.model import Compensation, Outcome, Principal, RetryPolicy, SessionId, StepIndex, UnknownVariant
+from app.domain.model import EffectState, Outcome, Principal, SessionId, StepIndex
 from app.domain.outcomes import FailReport
 from app.storage import views
 from app.storage.views import StepView
@@ -38,6 +51,9 @@ INTERCEPT_EXAMPLES = {
     },
     "irreversible": {"tool": "send_reply", "args": {"to": "customer@example.com"}, "reversibility": "irreversible", "step_index": 3},
 }
+
+COMMIT_EXAMPLES = {"credit": {"result": {"credit_id": "cr_9104_1"}}}
+FAIL_EXAMPLES = {"refused": {"error": "card declined", "outcome": "not_applied"}}
 
 
 @router.post(
@@ -83,12 +99,29 @@ async def intercept_effect(
 @router.get(
     "/effects/{step}",
     operation_id="getEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404)},
-    dependencies=[Depends(only_query())],
+    responses={200: {"model": schemas.EffectView}, **NOT_MODIFIED, **problem_responses(403, 404)},
+    dependencies=[Depends(only_query("wait_s"))],
 )
-async def get_effect(principal: Anyone, engine: EngineDependency, session_id: SessionIdPath, step: StepPath) -> Response:
-    """Return one effect."""
-    return json_response(effect_json(await _look(engine, principal, session_id, step)))
+async def get_effect(
+    request: Request,
+    principal: Anyone,
+    engine: EngineDependency,
+    session_id: SessionIdPath,
+    step: StepPath,
+    wait_s: WaitSeconds = 0,
+) -> Response:
+    """Return one effect. `wait_s` holds the answer while the call waits for a person's decision."""
+    view = await engine.waits.until(
+        principal.org,
+        session_id,
+        lambda: _look(engine, principal, session_id, step),
+        lambda seen: seen.effect.state is not EffectState.AWAITING_APPROVAL,
+        wait_s,
+    )
+    headers = {"ETag": etag(view.effect.version)}
+    if is_unchanged(request, view.effect.version):
+        return Response(status_code=304, headers=headers)
+    return json_response(effect_json(view), headers=headers)
 
 
 @router.post(
@@ -98,17 +131,15 @@ async def get_effect(principal: Anyone, engine: EngineDependency, session_id: Se
     dependencies=[Depends(only_query())],
 )
 async def commit_effect(
-    principal: Agent,
+    caller: AgentCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
     step: StepPath,
-    received: Annotated[
-        Received[schemas.CommitBody], Depends(body(schemas.CommitBody, examples={"credit": {"result": {"credit_id": "cr_9104_1"}}}))
-    ],
+    received: Annotated[Received[schemas.CommitBody], Depends(body(schemas.CommitBody, examples=COMMIT_EXAMPLES))],
 ) -> Response:
     """Say that the tool ran, with its result; references of its undo into the result are bound to this."""
-    await engine.forward.commit(principal, session_id, step, dump(received.model.result))
-    return json_response(effect_json(await _look(engine, principal, session_id, step)))
+    ask = caller.ask(session_id, received.tree)
+    return answer_response(await engine.forward.commit(ask, step, dump(received.model.result), reported_bytes))
 
 
 @router.post(
@@ -118,19 +149,16 @@ async def commit_effect(
     dependencies=[Depends(only_query())],
 )
 async def fail_effect(
-    principal: Agent,
+    caller: AgentCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
     step: StepPath,
-    received: Annotated[
-        Received[schemas.FailEffectBody],
-        Depends(body(schemas.FailEffectBody, examples={"refused": {"error": "card declined", "outcome": "not_applied"}})),
-    ],
+    received: Annotated[Received[schemas.FailEffectBody], Depends(body(schemas.FailEffectBody, examples=FAIL_EXAMPLES))],
 ) -> Response:
     """Say that this call failed; the session goes on. `not_applied`: it certainly did nothing, so there is nothing to undo."""
     report = FailReport(outcome=Outcome(received.model.outcome), error=received.model.error)
-    await engine.forward.fail_effect(principal, session_id, step, report)
-    return json_response(effect_json(await _look(engine, principal, session_id, step)))
+    ask = caller.ask(session_id, received.tree)
+    return answer_response(await engine.forward.fail_effect(ask, step, report, reported_bytes))
 
 
 async def _look(engine: Engine, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:
@@ -156,39 +184,11 @@ def _command(engine: Engine, received: Received[schemas.InterceptBody], key: str
     return InterceptCommand(
         tool=model.tool,
         payload=payload,
+        payload_pointer="/args" if model.payload is None else "/payload",
         step_index=None if model.step_index is None else StepIndex(model.step_index),
         reversibility=model.reversibility,
-        compensation=None if model.compensation is None else _compensation(model.compensation, engine.retry_defaults),
+        compensation=None if model.compensation is None else compensation_of(model.compensation, engine.retry_defaults),
         request_key=key,
         request_sha256=fingerprint(received.tree),
         traceparent=trace,
     )
-
-
-def _compensation(model: schemas.CompensationBody, defaults: RetryPolicy) -> Compensation:
-    unknown = None
-    if model.unknown is not None:
-        args = within(dump(model.unknown.args), limit_bytes=MAX_PAYLOAD_BYTES, pointer="/compensation/unknown/args")
-        unknown = UnknownVariant(args=args, url=model.unknown.url)
-    return Compensation(
-        url=model.url,
-        args=within(dump(model.args), limit_bytes=MAX_PAYLOAD_BYTES, pointer="/compensation/args"),
-        description=model.description,
-        unknown=unknown,
-        on_unknown=model.on_unknown,
-        independent=model.independent,
-        retry=RetryPolicy(
-            max_retries=_or(model.max_retries, defaults.max_retries),
-            initial_interval_ms=_or(model.initial_interval_ms, defaults.initial_interval_ms),
-            multiplier=defaults.multiplier if model.multiplier is None else model.multiplier,
-            max_interval_ms=_or(model.max_interval_ms, defaults.max_interval_ms),
-            timeout_ms=_or(model.timeout_ms, defaults.timeout_ms),
-            deadline_ms=_or(model.deadline_ms, defaults.deadline_ms),
-            retry_on=model.retry_on,
-            compensated_on=model.compensated_on,
-        ),
-    )
-
-
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value

@@ -5,17 +5,44 @@ from datetime import datetime
 
 from starlette.responses import Response
 
-from app.domain import bindings
+from app.domain import bindings, tools
 from app.domain.intercept import AwaitApproval, Execute, InFlight, Replay
 from app.domain.journal import time_text
 from app.domain.json_text import Json, dump, parse
 from app.domain.model import Approval, Effect, EffectState, OutgoingCall, Session, SessionId, UndoEntry
+from app.domain.outcomes import Reported
+from app.domain.tools import Tool
+from app.engine.forward import Answer
 from app.storage.views import SessionView, StepView
 
 
 def json_response(value: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with compact JSON; nothing in it is cached by anybody."""
     return Response(dump(value), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+
+
+def answer_response(answer: Answer) -> Response:
+    """Answer with bytes that were made inside the verb, or before, for the same request."""
+    headers = {"Cache-Control": "no-store", **({"Idempotent-Replayed": "true"} if answer.is_replayed else {})}
+    return Response(answer.body, answer.status, headers, media_type="application/json")
+
+
+def reported_bytes(reported: Reported) -> bytes:
+    """Render the effect that a report was about."""
+    step = StepView(effect=reported.effect, approval=reported.approval, undo_entry=reported.undo_entry, call=None)
+    return dump(effect_json(step))
+
+
+def session_bytes(view: SessionView) -> bytes:
+    """Render a session as bytes."""
+    return dump(session_json(view))
+
+
+def tool_json(tool: Tool, created_by: str, created_at: datetime | None) -> Json:
+    """Render one version of a tool."""
+    definition = parse(tools.write(tool.definition))
+    members = definition if isinstance(definition, dict) else {}
+    return {"name": tool.name, "version": tool.version, **members, "created_by": created_by, "created_at": _time(created_at)}
 
 
 def session_json(view: SessionView) -> Json:
@@ -52,7 +79,7 @@ def effect_json(step: StepView) -> Json:
         "effect_id": str(effect.effect_id),
         "step_index": effect.step_index,
         "tool": effect.tool,
-        "tool_version": None,
+        "tool_version": effect.tool_version,
         "reversibility": effect.reversibility.value,
         "state": effect.state.value,
         "outcome": effect.outcome.value if effect.outcome else None,

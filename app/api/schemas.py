@@ -18,7 +18,8 @@ from app.domain.model import (
     UndoState,
 )
 
-ToolName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+TOOL_NAME = r"^[A-Za-z0-9_.:-]+$"
+ToolName = Annotated[str, Field(min_length=1, max_length=200, pattern=TOOL_NAME)]
 Text = Annotated[str, Field(min_length=1, max_length=2_000)]
 Url = Annotated[str, Field(min_length=1, max_length=2_048)]
 Interval = Annotated[int, Field(ge=1, le=86_400_000)]
@@ -75,6 +76,28 @@ class InterceptBody(StrictModel):
     )
     reversibility: Reversibility | None = None
     compensation: CompensationBody | None = None
+
+
+class ApprovalRuleBody(StrictModel):
+    """Whether a person has to approve each call."""
+
+    required: bool
+    ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = Field(default=None, description="How long the question stays open.")
+
+
+class ToolBody(StrictModel):
+    """What is registered about a tool."""
+
+    reversibility: Reversibility
+    idempotent: bool = Field(default=False, description="Running it twice with the same payload does no harm.")
+    description: Annotated[str, Field(max_length=2_000)] = ""
+    payload_schema: LosslessJson = Field(default=None, description="JSON Schema (draft 2020-12) that every payload has to fit.")
+    compensation: CompensationBody | None = None
+    approval: ApprovalRuleBody | None = Field(default=None, description="Absent: an irreversible call is approved, any other is not.")
+
+
+class EmptyBody(StrictModel):
+    """Nothing has to be said."""
 
 
 class CommitBody(StrictModel):
@@ -273,3 +296,25 @@ class HealthView(BaseModel):
 
     status: Literal["ok", "unavailable"]
     checks: dict[str, str]
+
+
+class ToolView(BaseModel):
+    """One version of a registered tool."""
+
+    name: str
+    version: int
+    reversibility: Reversibility
+    idempotent: bool
+    description: str
+    payload_schema: LosslessJson
+    compensation: LosslessJson
+    approval: LosslessJson
+    created_by: str
+    created_at: datetime | None = Field(description="Absent in the answer to a dry run.")
+
+
+class ToolListView(BaseModel):
+    """One page of the newest versions, by name."""
+
+    items: list[ToolView]
+    next_cursor: str | None

@@ -2,16 +2,28 @@
 
 import base64
 import re
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from app.api import schemas
-from app.api.dependencies import AgentOrOperator, Anyone, Engine, EngineDependency, authenticate
+from app.api.dependencies import (
+    Agent,
+    AgentCaller,
+    AgentOrOperator,
+    AgentOrOperatorCaller,
+    Anyone,
+    Engine,
+    EngineDependency,
+    authenticate,
+    etag,
+    is_unchanged,
+)
 from app.api.errors import problem_responses
-from app.api.render import json_response, session_json, session_summary_json
+from app.api.render import answer_response, json_response, session_bytes, session_json, session_summary_json
 from app.api.strict_json import PlainInteger, Received, SessionIdPath, body, only_query, within
 from app.domain.errors import Malformed
 from app.domain.journal import time_text
@@ -31,7 +43,14 @@ MAX_PAGE = 200
 _CURSOR = re.compile(r"1 (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z) ([A-Za-z0-9._:-]{1,200})", re.ASCII)
 
 # Who calls is asked before anything else of the request is judged.
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has this version already (If-None-Match)."}}
+
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], dependencies=[Depends(authenticate)])
+
+FAIL_EXAMPLES = {
+    "run": {"error": "the mail service is down"},
+    "call": {"error": "the run ended", "effect": {"step_index": 3, "outcome": "not_applied", "error": "refused"}},
+}
 
 WaitSeconds = Annotated[
     int, Query(ge=0, le=MAX_WAIT_SECONDS, description="Hold the answer this long, or until the session is at rest."), PlainInteger
@@ -66,12 +85,16 @@ async def open_session(
 @router.get(
     "/{session_id}",
     operation_id="getSession",
-    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.SessionView}, **NOT_MODIFIED, **problem_responses(403, 404)},
     dependencies=[Depends(only_query())],
 )
-async def get_session(principal: Anyone, engine: EngineDependency, session_id: SessionIdPath) -> Response:
-    """Return a session with its effects and its undo stack."""
-    return json_response(session_json(await look(engine, principal, session_id)))
+async def get_session(request: Request, principal: Anyone, engine: EngineDependency, session_id: SessionIdPath) -> Response:
+    """Return a session with its effects and its undo stack. The ETag counts what is visible; attempts do not move it."""
+    view = await look(engine, principal, session_id)
+    headers = {"ETag": etag(view.session.version)}
+    if is_unchanged(request, view.session.version):
+        return Response(status_code=304, headers=headers)
+    return json_response(session_json(view), headers=headers)
 
 
 @router.get(
@@ -103,25 +126,14 @@ async def list_sessions(
     "/{session_id}/fail",
     operation_id="failSession",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409)},
+    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def fail_session(
-    principal: AgentOrOperator,
+    caller: AgentOrOperatorCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
-    received: Annotated[
-        Received[schemas.FailSessionBody],
-        Depends(
-            body(
-                schemas.FailSessionBody,
-                examples={
-                    "run": {"error": "the mail service is down"},
-                    "call": {"error": "the run ended", "effect": {"step_index": 3, "outcome": "not_applied", "error": "refused"}},
-                },
-            )
-        ),
-    ],
+    received: Annotated[Received[schemas.FailSessionBody], Depends(body(schemas.FailSessionBody, examples=FAIL_EXAMPLES))],
     wait_s: WaitSeconds = 0,
 ) -> Response:
     """Say that the run failed: what it did is undone newest first. Repeats are harmless."""
@@ -129,15 +141,49 @@ async def fail_session(
     if model.effect is not None:
         report = FailReport(outcome=Outcome(model.effect.outcome), error=model.effect.error or model.error)
         named = NamedFailure(step_index=StepIndex(model.effect.step_index), report=report)
-    await engine.forward.fail_session(principal, session_id, model.error, named)
+    answer = await engine.forward.fail_session(caller.ask(session_id, received.tree), model.error, named, session_bytes)
+    if not wait_s:
+        return answer_response(answer)
     view = await engine.waits.until(
-        principal.org,
+        caller.principal.org,
         session_id,
-        lambda: look(engine, principal, session_id),
+        lambda: look(engine, caller.principal, session_id),
         lambda seen: seen.session.state in RESTING_STATES,
         wait_s,
     )
-    return json_response(session_json(view), 202)
+    return answer_response(replace(answer, body=session_bytes(view)))
+
+
+@router.post(
+    "/{session_id}/complete",
+    operation_id="completeSession",
+    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    dependencies=[Depends(only_query())],
+)
+async def complete_session(
+    caller: AgentCaller,
+    engine: EngineDependency,
+    session_id: SessionIdPath,
+    received: Annotated[Received[schemas.EmptyBody], Depends(body(schemas.EmptyBody))],
+) -> Response:
+    """Say that the run ended well: nothing can unwind it any more. Refused while an effect is not settled."""
+    return answer_response(await engine.forward.complete(caller.ask(session_id, received.tree), session_bytes))
+
+
+@router.post(
+    "/{session_id}/touch",
+    operation_id="touchSession",
+    responses={200: {"model": schemas.SessionSummaryView}, **problem_responses(403, 404, 409)},
+    dependencies=[Depends(only_query())],
+)
+async def touch_session(
+    principal: Agent,
+    engine: EngineDependency,
+    session_id: SessionIdPath,
+    _received: Annotated[Received[schemas.EmptyBody], Depends(body(schemas.EmptyBody))],
+) -> Response:
+    """Give a sign of life, so that the session is not taken for abandoned; changes nothing that is visible."""
+    return json_response(session_summary_json(await engine.forward.touch(principal, session_id)))
 
 
 async def look(engine: Engine, principal: Principal, session_id: SessionId) -> SessionView:

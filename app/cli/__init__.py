@@ -4,7 +4,8 @@ Each command imports what it needs when it runs: the web framework and the migra
 """
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -25,6 +26,8 @@ cli = typer.Typer(
 )
 keys_cli = typer.Typer(help="Bearer keys.", no_args_is_help=True, rich_markup_mode=None)
 cli.add_typer(keys_cli, name="keys")
+tools_cli = typer.Typer(help="Registered tools.", no_args_is_help=True, rich_markup_mode=None)
+cli.add_typer(tools_cli, name="tools")
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -93,6 +96,30 @@ def create_key(
     typer.echo(made.as_json() if output is Output.JSON else made.key)
 
 
+@tools_cli.command("apply")
+def apply_tools(
+    file: Annotated[Path, typer.Argument(help="A YAML file: `tools:` with a definition per name.")],
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
+) -> None:
+    """Register the tools of a file with the service at COUNTERMAND_URL, by the key in COUNTERMAND_ADMIN_KEY.
+
+    Prints `+` for a new tool, `~` for a new version with the members that differ, `=` for one that is as it should be.
+    """
+    import httpx
+
+    from app.cli import tools
+
+    definitions = tools.read_file(file)
+    try:
+        with tools.connect() as client:
+            steps = tools.apply(client, definitions, is_dry_run=dry_run)
+    except httpx.TransportError as error:
+        _refuse(f"the service cannot be reached: {error}", EXIT_UNREACHABLE)
+    for step in steps:
+        typer.echo(str(step))
+
+
 @cli.command(context_settings=PASS_ON)
 def test(context: typer.Context) -> None:
     """Run the tests on a Postgres of their own; arguments go to pytest."""
@@ -122,6 +149,6 @@ def main() -> None:
         _refuse(error.detail, EXIT_UNREACHABLE if error.code == "storage_unavailable" else EXIT_NEGATIVE)
 
 
-def _refuse(message: str, code: int) -> None:
+def _refuse(message: str, code: int) -> NoReturn:
     typer.echo(f"countermand: {message}", err=True)
     sys.exit(code)

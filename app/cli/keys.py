@@ -3,11 +3,14 @@
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from app.cli.manners import SetupError
+from app.domain.errors import Unauthenticated
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
+from app.engine.authentication import Authenticator
 from app.storage.database import is_org_name, open_database
 from app.storage.keys import KeptKey, create_key
 
@@ -51,3 +54,19 @@ async def _create(database_url: str, org: OrgName, role: Role, subject: str) -> 
     ):
         await create_key(tx, KeptKey(principal=principal, secret_digest=kept.secret_digest))
     return MadeKey(key=text, key_id=kept.key_id, org=org, role=role.value, subject=subject)
+
+
+def are_known(database_url: str, texts: Sequence[str]) -> bool:
+    """Tell whether the database knows every one of these keys."""
+    return asyncio.run(_are_known(database_url, texts))
+
+
+async def _are_known(database_url: str, texts: Sequence[str]) -> bool:
+    async with open_database(database_url, size=1, application_name="countermand keys") as database:
+        authenticator = Authenticator(database)
+        try:
+            for text in texts:
+                await authenticator.principal(text)
+        except Unauthenticated:
+            return False
+    return True

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import asyncpg
 
+from app.storage.database import StorageUnavailable
+
 if TYPE_CHECKING:
     from alembic.config import Config
 
@@ -13,10 +15,17 @@ CONNECT_TIMEOUT_SECONDS = 10.0
 
 
 def migrate(database_url: str, revision: str = "head") -> None:
-    """Move the schema up to `revision` in one transaction; two at once wait for one another."""
+    """Move the schema up to `revision` in one transaction; two at once wait for one another.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+    """
     from alembic import command
 
-    command.upgrade(_config(database_url), revision)
+    try:
+        command.upgrade(_config(database_url), revision)
+    except (OSError, TimeoutError) as error:
+        raise StorageUnavailable("storage_unavailable", f"the database cannot be reached: {error}") from error
 
 
 def downgrade(database_url: str, revision: str) -> None:

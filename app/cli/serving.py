@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import uvicorn
 
 from app import observability
 from app.cli import keys, migrating
+from app.cli.manners import SetupError
 from app.cli.target import target
+from app.domain.egress import EgressPolicy
 from app.domain.model import Role
 from app.main import Parts, create_app
 from app.settings import Settings
@@ -29,6 +31,7 @@ DEV_SUBJECTS: Mapping[Role, str] = {
     Role.AUDITOR: "demo-auditor",
     Role.ADMIN: "demo-admin",
 }
+BACKLOG = 2_048  # connections that may wait to be accepted; uvicorn's own number
 KEEP_ALIVE_SECONDS = 75  # above the usual idle time of proxies, so that they, not we, close first
 
 _log = structlog.stdlib.get_logger("countermand")
@@ -64,17 +67,19 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _stop(self) -> None:
+        if self.should_exit:
+            self.force_exit = True  # asked twice: do not wait for requests any longer
         engine = getattr(self.config.loaded_app.state, "engine", None)
-        if engine is not None and engine.orchestrator is not None:
-            engine.orchestrator.stop()
+        if engine is not None:
+            engine.stop()
         self.should_exit = True
 
 
 def serve(settings: Settings, *, has_api: bool, has_orchestrator: bool) -> None:
     """Serve until a signal comes."""
     observability.configure()
-    with target(settings) as database_url:
-        _run(settings, database_url, Parts(has_api=has_api, has_orchestrator=has_orchestrator))
+    with _bound(settings) as bound, target(settings) as database_url:
+        _run(settings, database_url, Parts(has_api=has_api, has_orchestrator=has_orchestrator), bound)
 
 
 def migrate(settings: Settings) -> None:
@@ -90,13 +95,33 @@ def dev(settings: Settings) -> None:
     observability.configure()
     allowed = ",".join(filter(None, (settings.egress_allow, DEV_EGRESS)))
     settings = settings.model_copy(update={"egress_allow": allowed, "inline_tools": "allow"})
-    with target(settings) as database_url:
+    with _bound(settings) as bound, target(settings) as database_url:
         migrating.migrate(database_url)
-        made = _dev_keys(settings, database_url)
-        _run(settings, database_url, Parts(), lambda url: _print_keys(url, made))
+        _print_keys(bound, database_url, _dev_keys(settings, database_url))
+        _run(settings, database_url, Parts(), bound)
 
 
-def _run(settings: Settings, database_url: str, parts: Parts, on_bound: Callable[[str], None] | None = None) -> None:
+@contextmanager
+def _bound(settings: Settings) -> Iterator[socket.socket]:
+    """Check what can be checked, and listen: callers that come before the service is up wait instead of being refused.
+
+    Raises:
+        SetupError: a setting that cannot be, or an address that cannot be had.
+    """
+    try:
+        EgressPolicy.parse(settings.egress_allow)
+    except ValueError as error:
+        raise SetupError(f"COUNTERMAND_EGRESS_ALLOW: {error}") from error
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        bound = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise SetupError(f"cannot listen on {settings.host} port {settings.port} (COUNTERMAND_PORT): {error.strerror}") from error
+    with bound:
+        yield bound
+
+
+def _run(settings: Settings, database_url: str, parts: Parts, bound: socket.socket) -> None:
     config = uvicorn.Config(
         create_app(settings, database_url, parts),
         host=settings.host,
@@ -110,37 +135,44 @@ def _run(settings: Settings, database_url: str, parts: Parts, on_bound: Callable
         timeout_graceful_shutdown=round(settings.grace_seconds),
     )
     server = Server(config)
-    bound = config.bind_socket()
-    if on_bound is not None:
-        host, port = bound.getsockname()[:2]
-        on_bound(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
     server.run(sockets=[bound])
     if not server.started or server.lifespan.error_occurred:
         raise SystemExit(1)
 
 
 def _dev_keys(settings: Settings, database_url: str) -> Mapping[str, str]:
-    """Return one key per role, the same ones as long as the data directory and the database stay."""
+    """Return one key per role, the same ones as long as the database knows them."""
     kept = settings.data_dir / "dev-keys.json"
-    if kept.exists():
-        known: dict[str, str] = json.loads(kept.read_text())
-        if known.get("database") == database_url:
-            return {role: known[role] for role in Role}
+    known = _read_keys(kept)
+    if known is not None and keys.are_known(database_url, list(known.values())):
+        return known
     made = {role.value: keys.create(database_url, org=DEV_ORG, role=role, subject=subject).key for role, subject in DEV_SUBJECTS.items()}
-    _write_privately(kept, json.dumps({"database": database_url, **made}))
+    _write_privately(kept, json.dumps(made))
     return made
+
+
+def _read_keys(path: Path) -> Mapping[str, str] | None:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {role.value: str(known[role.value]) for role in Role}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # none kept, or not readable: others are made
 
 
 def _write_privately(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    unfinished = path.with_suffix(".new")
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
+    unfinished.replace(path)
 
 
-def _print_keys(url: str, made: Mapping[str, str]) -> None:
-    typer.echo(f"# Countermand for development, org `{DEV_ORG}`. Paste into a shell:")
-    typer.echo(f"export COUNTERMAND_URL={url}")
+def _print_keys(bound: socket.socket, database_url: str, made: Mapping[str, str]) -> None:
+    host, port = bound.getsockname()[:2]
+    typer.echo(f"# Countermand for development, org `{DEV_ORG}`. Paste into another shell:")
+    typer.echo(f"export COUNTERMAND_URL=http://{f'[{host}]' if ':' in host else host}:{port}")
     for role, key in made.items():
         typer.echo(f"export COUNTERMAND_{role.upper()}_KEY={key}")
+    typer.echo(f"# Other commands reach its database with COUNTERMAND_DATABASE_URL='{database_url}'. Ctrl-C ends it.")
     sys.stdout.flush()

@@ -1,19 +1,51 @@
 """The database that a command works on: the one that is named, else an embedded Postgres. Must not outlive the command."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import asyncpg
+
 from app.cli.embedded_postgres import embedded_postgres
+from app.cli.manners import SetupError
 from app.cli.migrating import migrate
 from app.settings import Settings
+
+SCHEMES = ("postgresql://", "postgres://")
+CONNECT_SECONDS = 5.0
+
+# What no waiting mends.
+_MISTAKES = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.ClientConfigurationError,
+    ValueError,
+)
 
 
 @contextmanager
 def target(settings: Settings) -> Iterator[str]:
-    """Yield the database's URL; an embedded Postgres is started, and its schema brought to head, since nobody else would."""
+    """Yield the database's URL; an embedded Postgres is started, and its schema brought to head, since nobody else would.
+
+    Raises:
+        SetupError: the URL is none, or the database refuses it. One that merely cannot be reached now is waited for by who uses it.
+    """
     if settings.database_url is not None:
+        if not settings.database_url.startswith(SCHEMES):
+            raise SetupError("COUNTERMAND_DATABASE_URL: expected postgresql://user:password@host:port/database")
+        asyncio.run(_knock(settings.database_url))
         yield settings.database_url
         return
     with embedded_postgres(settings.data_dir / "postgres", bin_dir=settings.postgres_bin_dir) as database_url:
         migrate(database_url)
         yield database_url
+
+
+async def _knock(database_url: str) -> None:
+    try:
+        connection = await asyncpg.connect(database_url, timeout=CONNECT_SECONDS)
+    except _MISTAKES as error:
+        raise SetupError(f"COUNTERMAND_DATABASE_URL: {error}") from error
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return
+    await connection.close()

@@ -4,11 +4,13 @@ Payload, effect and result never change once known, so binding at first send giv
 the stored args are always the descriptor's own, nothing that a payload or a result holds is ever taken for a reference.
 """
 
-from app.domain.json_text import Json, JsonFault, dump, parse
+from app.domain.json_text import Json, JsonFault, dump, fits, parse
 from app.domain.model import Compensation, Effect, Outcome
-from app.domain.references import UNREADABLE, Bound, Document, Reference, Source, bind
+from app.domain.references import UNREADABLE, BadReference, Bound, Document, Reference, Source, bind
 
 MAX_BOUND_ARGS_BYTES = 262_144  # what a payload may have (contract, section 6), so that binding cannot multiply it
+
+MAX_REFERENCES = 32  # so that binding a result of a megabyte stays affordable; real descriptors have one to three
 
 _REFERENCE_KEY = b'"$ref"'  # compact text never escapes these characters, so args without them hold no reference
 
@@ -27,6 +29,17 @@ def bind_args(args: bytes, effect: Effect) -> Bound:
     return bind(parse(args), documents)
 
 
+def check_template(args: bytes) -> None:
+    """Refuse args whose references could never be bound.
+
+    Raises:
+        BadReference: something that looks like a reference is none, or there are too many.
+    """
+    found = bind(parse(args), {}).open if _REFERENCE_KEY in args else ()
+    if len(found) > MAX_REFERENCES:
+        raise BadReference(found[MAX_REFERENCES].where, f"expected at most {MAX_REFERENCES} references, found {len(found)}")
+
+
 def unresolved(compensation: Compensation, effect: Effect) -> tuple[Reference, ...]:
     """Return the references that a committed effect's result does not satisfy."""
     return bind_args(compensation.args, effect).missing
@@ -37,8 +50,7 @@ def body_to_send(args: bytes, effect: Effect) -> bytes | None:
     bound = bind_args(args, effect)
     if bound.open or bound.missing:
         return None
-    body = dump(bound.args)
-    return body if len(body) <= MAX_BOUND_ARGS_BYTES else None
+    return dump(bound.args) if fits(bound.args, max_bytes=MAX_BOUND_ARGS_BYTES) else None
 
 
 def _document(text: bytes) -> Document:

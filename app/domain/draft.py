@@ -59,6 +59,15 @@ class Changes:
     approvals: tuple[Approval, ...]
     entries: tuple[Sealed, ...]
 
+    @property
+    def wakes_waiters(self) -> bool:
+        """Tell whether something moved that callers wait for: the session, or a call that a person decides about."""
+        decided = {EffectState.AWAITING_APPROVAL, EffectState.APPROVED}
+        return self.before.state is not self.after.state or any(
+            change.before is not None and change.before.state in decided and change.before.state is not change.after.state
+            for change in self.effects
+        )
+
 
 @dataclass(slots=True)
 class Draft:

@@ -6,12 +6,12 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import TypeAlias, assert_never
 
-from app.domain import bindings, egress
+from app.domain import bindings, tools
 from app.domain.draft import Draft
-from app.domain.egress import EgressPolicy, UrlRefused
+from app.domain.egress import EgressPolicy
 from app.domain.errors import Conflict, Invalid, SagaError
 from app.domain.journal import time_text
-from app.domain.json_text import dump
+from app.domain.json_text import fits
 from app.domain.model import (
     MAX_STEP_INDEX,
     Approval,
@@ -27,20 +27,21 @@ from app.domain.model import (
     UndoId,
     UndoState,
 )
-from app.domain.references import BadReference
-
-MAX_OPEN_REFERENCES = 32  # so that binding a result of a megabyte stays affordable; real descriptors have one to three
+from app.domain.outcomes import unsettled_effects
+from app.domain.payload_schema import faults_of_payload
+from app.domain.tools import Definition, Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterceptCommand:
-    """One intercept as asked: `payload` is the exact UTF-8 bytes of the call's arguments.
+    """One intercept as asked: `payload` is the exact UTF-8 bytes of the call's arguments, `payload_pointer` where they stood.
 
     `reversibility` and `compensation` are the inline ones. `request_sha256` is the fingerprint of the whole request.
     """
 
     tool: str
     payload: bytes
+    payload_pointer: str
     step_index: StepIndex | None
     reversibility: Reversibility | None
     compensation: Compensation | None
@@ -60,8 +61,9 @@ class InterceptRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The rows that an intercept meets: the effect at its step, the one under its key, and those not settled yet."""
+    """What an intercept meets: its tool, the effect at its step, the one under its key, and those not settled yet."""
 
+    tool: Tool | None
     at_step: Effect | None
     under_key: Effect | None
     unsettled: Sequence[Effect]
@@ -115,22 +117,33 @@ def decide(draft: Draft, command: InterceptCommand, seen: Seen, rules: Intercept
     if seen.under_key is not None:
         if seen.under_key.request_sha256 != command.request_sha256:
             return Refuse(error=_key_reused(seen.under_key))
-        return _repeat(seen.under_key, seen, is_same_request=True)
+        return _repeat(draft, seen.under_key, seen, is_same_request=True)
     if seen.at_step is not None:
         if not _is_same_call(seen.at_step, command):
             return Refuse(error=_step_reused(seen.at_step))
-        return _repeat(seen.at_step, seen, is_same_request=False)
+        return _repeat(draft, seen.at_step, seen, is_same_request=False)
     return _new(draft, command, seen, rules)
+
+
+def needs_unsettled(command: InterceptCommand, tool: Tool | None) -> bool:
+    """Tell whether this may be an irreversible call, which is decided on with the effects that are not settled yet."""
+    if command.reversibility is Reversibility.IRREVERSIBLE:
+        return True
+    if tool is not None:
+        return tool.definition.reversibility is Reversibility.IRREVERSIBLE
+    return command.reversibility is None and command.compensation is None
 
 
 def _is_same_call(effect: Effect, command: InterceptCommand) -> bool:
     return effect.tool == command.tool and effect.payload_sha256 == sha256(command.payload).digest()
 
 
-def _repeat(effect: Effect, seen: Seen, *, is_same_request: bool) -> Decision:
+def _repeat(draft: Draft, effect: Effect, seen: Seen, *, is_same_request: bool) -> Decision:
     match effect.state:
         case EffectState.EXECUTING if is_same_request:
             return Execute(effect=effect, undo_entry=seen.undo_of_repeat, is_new=False)
+        case EffectState.EXECUTING if seen.tool is not None and seen.tool.definition.is_idempotent:
+            return _execute_again(draft, effect, seen)
         case EffectState.EXECUTING:
             return InFlight(effect=effect)
         case EffectState.COMMITTED:
@@ -154,21 +167,42 @@ def _repeat(effect: Effect, seen: Seen, *, is_same_request: bool) -> Decision:
             assert_never(effect.state)
 
 
+def _execute_again(draft: Draft, effect: Effect, seen: Seen) -> Decision:
+    """Tell a caller that lost track to run the tool again: it is registered as safe to repeat."""
+    again = draft.change_effect(effect, attempt=effect.attempt + 1)
+    draft.record(
+        EntryKind.INTENT, effect.step_index, body=_told(again, seen.undo_of_repeat), contents=_contents(again, seen.undo_of_repeat)
+    )
+    return Execute(effect=again, undo_entry=seen.undo_of_repeat, is_new=False)
+
+
 def _new(draft: Draft, command: InterceptCommand, seen: Seen, rules: InterceptRules) -> Decision:
     refusal = may_take_effects(draft)
     if refusal is not None:
         return Refuse(error=refusal)
     try:
         step = _step(draft.session.last_step, command.step_index)
-        reversibility = _classify(command, rules)
-        _check_urls(command, rules)
+        plan = _plan(command, seen.tool, rules)
     except SagaError as error:
         return Refuse(error=error)
-    if reversibility is Reversibility.IRREVERSIBLE:
-        if seen.unsettled:
-            return Refuse(error=_unsettled(seen.unsettled))
-        return _park(draft, command, step, rules)
-    return _register(draft, command, step, reversibility)
+    if plan.reversibility is Reversibility.IRREVERSIBLE and seen.unsettled:
+        sentence = "an irreversible call has to wait until every earlier effect is committed or failed; do not run the tool"
+        return Refuse(error=unsettled_effects(seen.unsettled, sentence))
+    effect = _effect(draft, command, step, plan)
+    if plan.must_be_approved:
+        return _park(draft, effect, plan.approval_ttl_seconds)
+    return _register(draft, effect, plan.compensation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How a new call is to be treated."""
+
+    reversibility: Reversibility
+    compensation: Compensation | None
+    must_be_approved: bool
+    approval_ttl_seconds: int
+    tool_version: int | None
 
 
 def may_take_effects(draft: Draft) -> SagaError | None:
@@ -205,60 +239,72 @@ def _step(last_step: int, asked: StepIndex | None) -> StepIndex:
     return StepIndex(step)
 
 
-def _classify(command: InterceptCommand, rules: InterceptRules) -> Reversibility:
-    """Say what it takes to undo the call: for a tool nobody registered, what stands inline, else irreversible (fail closed)."""
+def _plan(command: InterceptCommand, tool: Tool | None, rules: InterceptRules) -> _Plan:
+    """Say how a call is to be treated: as registered; else as described inline, where allowed; else as irreversible (fail closed)."""
+    if tool is not None:
+        return _plan_registered(command, tool, rules)
     inline, compensation = command.reversibility, command.compensation
     if not rules.is_inline_allowed and (compensation is not None or inline not in {None, Reversibility.IRREVERSIBLE}):
-        raise Invalid(
-            "inline_not_allowed",
-            f"tool {command.tool!r} is not registered and this deployment takes no inline class or compensation",
-            errors=[{"pointer": "/compensation" if compensation else "/reversibility", "detail": "not allowed inline"}],
-        )
+        pointer = "/reversibility" if compensation is None else "/compensation"
+        raise _invalid("inline_not_allowed", pointer, f"tool {command.tool!r} is not registered, and nothing may be described inline")
     # A call that says how to undo itself and nothing else is what the second seed calls the default: compensatable.
     reversibility = inline or (Reversibility.COMPENSATABLE if compensation else Reversibility.IRREVERSIBLE)
-    match reversibility:
-        case Reversibility.REVERSIBLE | Reversibility.COMPENSATABLE:
-            if compensation is None:
-                raise Invalid(
-                    "tool_needs_compensation",
-                    f"a {reversibility} call needs a compensation, and none was given",
-                    errors=[{"pointer": "/compensation", "detail": "required for this reversibility"}],
-                )
-        case Reversibility.READ_ONLY | Reversibility.IRREVERSIBLE:
-            if compensation is not None:
-                raise Invalid(
-                    "compensation_not_allowed",
-                    f"a {reversibility} call has no compensation, and one was given",
-                    errors=[{"pointer": "/compensation", "detail": f"not allowed for {reversibility}"}],
-                )
-        case _:
-            assert_never(reversibility)
-    return reversibility
+    definition = Definition(reversibility=reversibility, compensation=compensation)
+    refusal = tools.check(definition, rules.egress)
+    if refusal is not None:
+        raise refusal
+    return _Plan(
+        reversibility=reversibility,
+        compensation=compensation,
+        must_be_approved=definition.must_be_approved,
+        approval_ttl_seconds=rules.approval_ttl_seconds,
+        tool_version=None,
+    )
 
 
-def _check_urls(command: InterceptCommand, rules: InterceptRules) -> None:
-    """Refuse an undo address that could never be called now, not at undo."""
-    compensation = command.compensation
-    if compensation is None:
+def _plan_registered(command: InterceptCommand, tool: Tool, rules: InterceptRules) -> _Plan:
+    definition = tool.definition
+    if command.compensation is not None:
+        raise _invalid("inline_not_allowed", "/compensation", f"tool {tool.name!r} is registered; its undo is the registered one")
+    reversibility = command.reversibility or definition.reversibility
+    if _CAUTION.index(reversibility) < _CAUTION.index(definition.reversibility):
+        detail = f"tool {tool.name!r} is registered as {definition.reversibility}; a call may raise that, not lower it to {reversibility}"
+        raise _invalid("reversibility_lowered", "/reversibility", detail)
+    is_irreversible = reversibility is Reversibility.IRREVERSIBLE
+    if definition.compensation is None and reversibility in {Reversibility.REVERSIBLE, Reversibility.COMPENSATABLE}:
+        raise _invalid(
+            "tool_needs_compensation", "/reversibility", f"tool {tool.name!r} has no compensation, so it cannot be {reversibility}"
+        )
+    _check_payload(command, tool)
+    is_raised_to_irreversible = is_irreversible and definition.reversibility is not Reversibility.IRREVERSIBLE
+    approval = definition.approval
+    return _Plan(
+        reversibility=reversibility,
+        compensation=None if is_irreversible else definition.compensation,
+        must_be_approved=is_raised_to_irreversible or definition.must_be_approved,
+        approval_ttl_seconds=(approval.ttl_seconds if approval else None) or rules.approval_ttl_seconds,
+        tool_version=tool.version,
+    )
+
+
+_CAUTION = (Reversibility.READ_ONLY, Reversibility.REVERSIBLE, Reversibility.COMPENSATABLE, Reversibility.IRREVERSIBLE)
+"""From the least to the most careful treatment."""
+
+
+def _check_payload(command: InterceptCommand, tool: Tool) -> None:
+    if tool.definition.payload_schema is None:
         return
-    urls = {"/compensation/url": compensation.url}
-    if compensation.unknown is not None and compensation.unknown.url is not None:
-        urls["/compensation/unknown/url"] = compensation.unknown.url
-    for pointer, url in urls.items():
-        try:
-            egress.check_url(url, rules.egress)
-        except UrlRefused as refused:
-            raise Invalid(
-                "url_refused",
-                f"the undo could never be sent there: {refused.detail}",
-                reason=refused.reason,
-                errors=[{"pointer": pointer, "detail": refused.detail}],
-            ) from refused
+    faults = faults_of_payload(tool.definition.payload_schema, command.payload)
+    if faults:
+        raise Invalid(
+            "payload_schema",
+            f"the payload does not fit the schema of tool {tool.name!r}, version {tool.version}; do not run the tool",
+            tool_version=tool.version,
+            errors=[{"pointer": f"{command.payload_pointer}{fault.pointer}", "detail": fault.detail} for fault in faults],
+        )
 
 
-def _register(draft: Draft, command: InterceptCommand, step: StepIndex, reversibility: Reversibility) -> Decision:
-    compensation = command.compensation
-    effect = _effect(draft, command, step, reversibility, EffectState.EXECUTING)
+def _register(draft: Draft, effect: Effect, compensation: Compensation | None) -> Decision:
     undo_entry: UndoEntry | None = None
     if compensation is not None:
         refusal = _unbindable(compensation, effect)
@@ -266,7 +312,7 @@ def _register(draft: Draft, command: InterceptCommand, step: StepIndex, reversib
             return Refuse(error=refusal)
         undo_entry = UndoEntry(
             undo_id=UndoId(draft.new_id()),
-            stack_position=step,
+            stack_position=effect.step_index,
             state=UndoState.PENDING,
             compensation=compensation,
             by_hand=False,
@@ -274,42 +320,42 @@ def _register(draft: Draft, command: InterceptCommand, step: StepIndex, reversib
             compensated_at=None,
         )
     draft.open()
-    draft.change_session(last_step=step)
+    draft.change_session(last_step=effect.step_index)
     draft.add_effect(effect)
     if undo_entry is not None:
         draft.add_undo_entry(undo_entry)
-    draft.record(EntryKind.INTENT, step, body=_told(effect, undo_entry), contents=_contents(effect, undo_entry))
+    draft.record(EntryKind.INTENT, effect.step_index, body=_told(effect, undo_entry), contents=_contents(effect, undo_entry))
     return Execute(effect=effect, undo_entry=undo_entry, is_new=True)
 
 
-def _park(draft: Draft, command: InterceptCommand, step: StepIndex, rules: InterceptRules) -> Decision:
-    effect = _effect(draft, command, step, Reversibility.IRREVERSIBLE, EffectState.AWAITING_APPROVAL)
+def _park(draft: Draft, effect: Effect, ttl_seconds: int) -> Decision:
     approval = Approval(
-        step_index=step,
+        step_index=effect.step_index,
         requested_by=draft.session.owner,  # only the owner's agents can ask
         requested_at=draft.now,
-        expires_at=draft.now + timedelta(seconds=rules.approval_ttl_seconds),
+        expires_at=draft.now + timedelta(seconds=ttl_seconds),
     )
     draft.open()
-    draft.move_session(SessionState.AWAITING_APPROVAL, last_step=step)
+    draft.move_session(SessionState.AWAITING_APPROVAL, last_step=effect.step_index)
     draft.add_effect(effect)
     draft.ask_approval(approval)
     draft.record(
         EntryKind.AWAITING_APPROVAL,
-        step,
+        effect.step_index,
         body=_told(effect, None) | {"expires_at": time_text(approval.expires_at)},
         contents=_contents(effect, None),
     )
     return AwaitApproval(effect=effect, approval=approval)
 
 
-def _effect(draft: Draft, command: InterceptCommand, step: StepIndex, reversibility: Reversibility, state: EffectState) -> Effect:
+def _effect(draft: Draft, command: InterceptCommand, step: StepIndex, plan: _Plan) -> Effect:
     return Effect(
         step_index=step,
         effect_id=EffectId(draft.new_id()),
         tool=command.tool,
-        reversibility=reversibility,
-        state=state,
+        tool_version=plan.tool_version,
+        reversibility=plan.reversibility,
+        state=EffectState.AWAITING_APPROVAL if plan.must_be_approved else EffectState.EXECUTING,
         outcome=None,
         payload=command.payload,
         payload_sha256=sha256(command.payload).digest(),
@@ -329,6 +375,8 @@ def _told(effect: Effect, undo_entry: UndoEntry | None) -> dict[str, object]:
     body: dict[str, object] = {
         "effect_id": str(effect.effect_id),
         "tool": effect.tool,
+        "tool_version": effect.tool_version,
+        "attempt": effect.attempt,
         "reversibility": effect.reversibility.value,
         "forward_key": effect.forward_key,
     }
@@ -350,29 +398,19 @@ def _unbindable(compensation: Compensation, effect: Effect) -> SagaError | None:
     if compensation.unknown is not None:
         templates["/compensation/unknown/args"] = compensation.unknown.args
     for pointer, args in templates.items():
-        try:
-            bound = bindings.bind_args(args, effect)
-        except BadReference as bad:
-            return Invalid("bad_reference", bad.detail, errors=[{"pointer": pointer + bad.pointer, "detail": bad.detail}])
+        bound = bindings.bind_args(args, effect)
         if bound.missing:
             errors = [{"pointer": pointer + missing.where, "detail": f"{missing} leads nowhere"} for missing in bound.missing]
             return Invalid("unresolved_reference", "a reference into the payload or the effect leads nowhere", errors=errors)
-        if len(bound.open) + len(bound.missing) > MAX_OPEN_REFERENCES:
-            detail = f"expected at most {MAX_OPEN_REFERENCES} references into the result"
-            return Invalid("args_too_large", detail, errors=[{"pointer": pointer, "detail": detail}])
-        if len(dump(bound.args)) > bindings.MAX_BOUND_ARGS_BYTES:
-            detail = f"the bound args are more than {bindings.MAX_BOUND_ARGS_BYTES} bytes"
-            return Invalid("args_too_large", detail, errors=[{"pointer": pointer, "detail": detail}])
+        if not fits(bound.args, max_bytes=bindings.MAX_BOUND_ARGS_BYTES):
+            return _invalid(
+                "args_too_large", pointer, f"the bound args are more than {bindings.MAX_BOUND_ARGS_BYTES} bytes, or nest too deep"
+            )
     return None
 
 
-def _unsettled(effects: Sequence[Effect]) -> SagaError:
-    steps = [{"step_index": effect.step_index, "tool": effect.tool, "state": effect.state.value} for effect in effects]
-    return Conflict(
-        "unsettled_effects",
-        "an irreversible call has to wait until every earlier effect is committed or failed; do not run the tool",
-        unsettled=steps,
-    )
+def _invalid(code: str, pointer: str, detail: str) -> Invalid:
+    return Invalid(code, detail, errors=[{"pointer": pointer, "detail": detail}])
 
 
 def _key_reused(effect: Effect) -> SagaError:

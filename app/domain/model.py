@@ -230,6 +230,7 @@ class Effect:
     step_index: StepIndex
     effect_id: EffectId
     tool: str
+    tool_version: int | None
     reversibility: Reversibility
     state: EffectState
     outcome: Outcome | None

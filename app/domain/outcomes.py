@@ -4,13 +4,15 @@ A refusal may come with evidence in the draft (LATE_COMMIT, LATE_FAIL): it is wr
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import assert_never
 
 from app.domain import unwinding
 from app.domain.draft import Draft
 from app.domain.errors import Conflict, SagaError
 from app.domain.model import (
+    Approval,
     Effect,
     EffectState,
     EntryKind,
@@ -27,15 +29,21 @@ from app.domain.unwinding import StackItem
 REPORTING_STATES = frozenset({SessionState.ACTIVE, SessionState.AWAITING_APPROVAL})
 """While a session is in one of these, reports about its calls are in time."""
 
+AGENT_TIMEOUT = "agent_timeout"
+"""The error of a session that failed because its agent fell silent or ran out of time."""
+
+UNSETTLED = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN, EffectState.AWAITING_APPROVAL, EffectState.APPROVED})
+
 MOVABLE_OUTCOMES = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """One effect, what would undo it, and the state in which the report finds or leaves them."""
+    """One effect with what would undo it and what was asked about it, as a report finds or leaves them."""
 
     effect: Effect
     undo_entry: UndoEntry | None
+    approval: Approval | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +67,16 @@ def commit(draft: Draft, seen: Reported, result: bytes) -> Reported | SagaError:
         effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now, error=None
     )
     draft.record(EntryKind.EXECUTED, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
-    return Reported(effect=committed, undo_entry=seen.undo_entry)
+    if effect.reversibility is Reversibility.IRREVERSIBLE:
+        _pivot(draft, committed)
+    return replace(seen, effect=committed)
 
 
-def fail_effect(draft: Draft, seen: Reported, report: FailReport) -> Reported | SagaError:
-    """Take the report that one call failed; the session goes on. A repeat changes nothing."""
+def fail_effect(draft: Draft, seen: Reported, report: FailReport, irreversible: Sequence[Effect]) -> Reported | SagaError:
+    """Take the report that one call failed; the session goes on. A repeat changes nothing.
+
+    `irreversible` holds every irreversible effect of the session.
+    """
     effect, session = seen.effect, draft.session
     if session.state not in REPORTING_STATES:
         return _fail_late(draft, seen, report)
@@ -76,10 +89,14 @@ def fail_effect(draft: Draft, seen: Reported, report: FailReport) -> Reported | 
     match report.outcome:
         case Outcome.NOT_APPLIED:
             failed = draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=report.error)
-            return Reported(effect=failed, undo_entry=_skip(draft, seen.undo_entry))
+            if draft.session.pivoted and not any(_stands(other) for other in irreversible if other.effect_id != effect.effect_id):
+                draft.change_session(pivoted=False, clean=True)  # what may have been the pivot is now known not to have happened
+            return replace(seen, effect=failed, undo_entry=_skip(draft, seen.undo_entry, Outcome.NOT_APPLIED))
         case Outcome.UNKNOWN:
             unknown = draft.move_effect(effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN, error=report.error)
-            return Reported(effect=unknown, undo_entry=seen.undo_entry)
+            if effect.reversibility is Reversibility.IRREVERSIBLE:
+                _pivot(draft, unknown)
+            return replace(seen, effect=unknown)
         case Outcome.COMMITTED:
             raise AssertionError("a failure report says not_applied or unknown")
         case _:
@@ -97,15 +114,84 @@ def fail_session(draft: Draft, error: str, known: Sequence[Reported]) -> SagaErr
         return Conflict("session_not_active", f"session {session.session_id} is completed; nothing can unwind it", state=session.state)
     if session.state not in REPORTING_STATES:
         return None
-    draft.move_session(SessionState.FAILED, failed_at=draft.now)
-    settled = [Reported(effect=_settle_as_unknown(draft, seen.effect), undo_entry=seen.undo_entry) for seen in known]
+    draft.change_session(failed_at=draft.now)
+    settled = [replace(seen, effect=_settle_as_unknown(draft, seen.effect)) for seen in known]
     unknown_steps = [seen.effect.step_index for seen in settled if seen.effect.state is EffectState.UNKNOWN]
     draft.record(EntryKind.SESSION_FAILED, body={"error": error, "unknown_steps": unknown_steps})
     for seen in settled:
         if seen.effect.state is EffectState.CANCELLED:
             draft.record(EntryKind.CANCELLED, seen.effect.step_index, body={"effect_id": str(seen.effect.effect_id)})
+        if seen.effect.reversibility is Reversibility.IRREVERSIBLE and seen.effect.state is EffectState.UNKNOWN:
+            _pivot(draft, seen.effect)
+    if draft.session.pivoted:
+        unwinding.halt_after_pivot(draft)
+        return None
+    draft.move_session(SessionState.FAILED)
     unwinding.start(draft, _newest_pending(settled))
     return None
+
+
+def _pivot(draft: Draft, effect: Effect) -> None:
+    """Mark the point past which nothing is unwound any more; the first irreversible effect that went ahead, or may have, is it."""
+    draft.change_session(clean=False)
+    if draft.session.pivoted:
+        return
+    draft.change_session(pivoted=True)
+    draft.record(EntryKind.PIVOT, effect.step_index, body={"effect_id": str(effect.effect_id)})
+
+
+def _stands(effect: Effect) -> bool:
+    return effect.reversibility is Reversibility.IRREVERSIBLE and effect.outcome in {Outcome.COMMITTED, Outcome.UNKNOWN}
+
+
+def time_out(draft: Draft, known: Sequence[Reported]) -> None:
+    """Fail an active session that is past its deadline or silent for too long; anything else, one that just moved above all, stays."""
+    session = draft.session
+    if session.state is not SessionState.ACTIVE:
+        return
+    is_silent = session.idle_seconds is not None and draft.now >= session.active_at + timedelta(seconds=session.idle_seconds)
+    is_over = session.deadline_at is not None and draft.now >= session.deadline_at
+    if is_silent or is_over:
+        fail_session(draft, AGENT_TIMEOUT, known)
+
+
+def complete(draft: Draft, known: Sequence[Reported]) -> SagaError | None:
+    """End a run that went well: its undo entries are skipped and nothing can unwind it any more. A repeat changes nothing.
+
+    `known` holds at least every effect that is not settled and every pending undo entry.
+    """
+    session = draft.session
+    if session.state is SessionState.COMPLETED:
+        return None
+    unsettled = [
+        seen.effect for seen in known if seen.effect.state in UNSETTLED and seen.effect.reversibility is not Reversibility.READ_ONLY
+    ]
+    if session.state in REPORTING_STATES and unsettled:
+        return unsettled_effects(unsettled, "a run is complete only when every effect is committed or failed")
+    if session.state is not SessionState.ACTIVE:
+        return _not_active(session)
+    for seen in known:
+        if seen.effect.state is EffectState.EXECUTING:  # a read of which nobody told the end
+            draft.move_effect(seen.effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
+        _skip(draft, seen.undo_entry, SessionState.COMPLETED)
+    draft.move_session(SessionState.COMPLETED)
+    draft.record(EntryKind.COMPLETED)
+    return None
+
+
+def touch(draft: Draft) -> SagaError | None:
+    """Take a sign of life; it is no transition, so nothing is recorded."""
+    return None if draft.session.state in REPORTING_STATES else _not_active(draft.session)
+
+
+def unsettled_effects(effects: Sequence[Effect], sentence: str) -> Conflict:
+    """Return the refusal that lists which effects have to be settled first."""
+    steps = [{"step_index": effect.step_index, "tool": effect.tool, "state": effect.state.value} for effect in effects]
+    return Conflict("unsettled_effects", sentence, unsettled=steps)
+
+
+def _not_active(session: Session) -> Conflict:
+    return Conflict("session_not_active", f"session {session.session_id} is {session.state}", state=session.state.value)
 
 
 def _newest_pending(known: Sequence[Reported]) -> StackItem | None:
@@ -168,17 +254,15 @@ def _fail_late(draft: Draft, seen: Reported, report: FailReport) -> SagaError:
     )
     if is_skippable:
         draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=report.error)
-        _skip(draft, seen.undo_entry)
+        _skip(draft, seen.undo_entry, Outcome.NOT_APPLIED)
     return refusal
 
 
-def _skip(draft: Draft, undo_entry: UndoEntry | None) -> UndoEntry | None:
-    """Take the entry of an effect that was not applied out of the unwind."""
+def _skip(draft: Draft, undo_entry: UndoEntry | None, reason: Outcome | SessionState) -> UndoEntry | None:
+    """Take an entry out of the unwind: its effect was not applied, or its session is complete."""
     if undo_entry is None or undo_entry.state is not UndoState.PENDING:
         return undo_entry
-    draft.record(
-        EntryKind.SKIPPED, undo_entry.stack_position, body={"undo_id": str(undo_entry.undo_id), "reason": Outcome.NOT_APPLIED.value}
-    )
+    draft.record(EntryKind.SKIPPED, undo_entry.stack_position, body={"undo_id": str(undo_entry.undo_id), "reason": reason.value})
     return draft.move_undo_entry(undo_entry, UndoState.SKIPPED)
 
 

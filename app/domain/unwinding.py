@@ -10,6 +10,7 @@ from app.domain.draft import Draft
 from app.domain.egress import absolute_location
 from app.domain.model import (
     CallId,
+    Compensation,
     Effect,
     EffectState,
     EntryKind,
@@ -21,7 +22,7 @@ from app.domain.model import (
     UndoEntry,
     UndoState,
 )
-from app.domain.retry import Accepted, Attempt, Done, Failure, Permanent, Retry
+from app.domain.retry import MAX_ERROR_CHARACTERS, Accepted, Attempt, Done, Failure, Permanent, Retry
 from app.domain.states import UNWINDING_STATES
 
 POISON_AFTER_INTERRUPTED = 10
@@ -30,10 +31,11 @@ POISON_AFTER_INTERRUPTED = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackItem:
-    """One undo entry with the effect it undoes."""
+    """One undo entry with the effect it undoes, and the tool's newest registration, whose URL an entry not sent yet goes to."""
 
     entry: UndoEntry
     effect: Effect
+    newest: Compensation | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Work:
     """A call that is due, what it undoes, and what comes after it.
 
     `below`: the newest pending item below. `has_failed_entries`: some entry failed and nothing is pending below. `may_go_on` False: the
-    worker is stopping, so the next entry becomes due but is not begun.
+    next entry becomes due, but this worker does not begin it.
     """
 
     call: OutgoingCall
@@ -73,11 +75,18 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """The next call is due, but not for this worker now: it is stopping, or there is no room at the destination."""
+
+    call: OutgoingCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
     """Nothing more to do for this session."""
 
 
-Move: TypeAlias = Send | Wait | Rest
+Move: TypeAlias = Send | Wait | Yield | Rest
 
 
 def start(draft: Draft, top: StackItem | None) -> None:
@@ -86,6 +95,11 @@ def start(draft: Draft, top: StackItem | None) -> None:
         _finish(draft, has_failed_entries=False)
         return
     draft.add_call(_due_call(draft, top))
+
+
+def halt_after_pivot(draft: Draft) -> None:
+    """Hand a session that failed past the pivot to a person; nothing of it is undone."""
+    _halt_session(draft, HaltReason.FAILED_AFTER_PIVOT)
 
 
 def halt_late(draft: Draft) -> None:
@@ -114,7 +128,7 @@ def begin(draft: Draft, work: Work) -> Move:
     if call.interrupted >= POISON_AFTER_INTERRUPTED:
         return _fail(draft, work, HaltReason.POISON)
     if draft.now >= call.deadline_at:
-        return _fail(draft, work, HaltReason.DEADLINE_EXCEEDED)
+        return _give_up_at_deadline(draft, work)
     return _send(draft, work)
 
 
@@ -130,7 +144,7 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
         call,
         is_attempt_open=False,
         last_status=attempt.status,
-        last_error=None if isinstance(verdict, Done) else retry.last_error(attempt),
+        last_error=None if isinstance(verdict, Done) else _last_error(attempt, is_poll=is_poll),
         may_be_processing=call.may_be_processing or is_outcome_unknown,
     )
     work = replace(work, call=call)
@@ -146,6 +160,10 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
             return _fail(draft, work, HaltReason.EGRESS_DENIED if is_denied else HaltReason.COMPENSATION_FAILED)
         case _:
             assert_never(verdict)
+
+
+def _last_error(attempt: Attempt, *, is_poll: bool) -> str:
+    return f"asking the Location of a 202: {retry.last_error(attempt)}" if is_poll else retry.last_error(attempt)
 
 
 def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:
@@ -173,6 +191,13 @@ def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:
     )
 
 
+def next_destination(work: Work) -> str | None:
+    """Return where the session's next call goes if this one ends it; None where nothing is pending below."""
+    if work.below is None:
+        return None
+    return _destination((work.below.newest or work.below.entry.compensation).url)
+
+
 def _destination(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
@@ -198,15 +223,17 @@ def _freeze(draft: Draft, work: Work) -> tuple[OutgoingCall, StackItem] | HaltRe
     outcome = Outcome.COMMITTED if effect.outcome is Outcome.COMMITTED else Outcome.UNKNOWN
     if outcome is Outcome.UNKNOWN and compensation.on_unknown is OnUnknown.ESCALATE:
         return HaltReason.UNKNOWN_OUTCOME
-    url, body = compensation.url, bindings.body_to_send(compensation.args, effect)
+    newest = work.item.newest or compensation
+    url, body = newest.url, bindings.body_to_send(compensation.args, effect)
     if body is None and compensation.unknown is not None:
-        url = compensation.unknown.url or url
+        url = (newest.unknown.url if newest.unknown else compensation.unknown.url) or url
         body = bindings.body_to_send(compensation.unknown.args, effect)
     if body is None:
         return HaltReason.UNRESOLVED_REFERENCE
     if draft.session.state is SessionState.FAILED:
         draft.move_session(SessionState.COMPENSATING)
-    item = StackItem(
+    item = replace(
+        work.item,
         entry=draft.move_undo_entry(entry, UndoState.RUNNING),
         effect=draft.move_effect(effect, EffectState.COMPENSATING),
     )
@@ -257,6 +284,16 @@ def _fail(draft: Draft, work: Work, reason: HaltReason) -> Move:
     return _halt(draft, call, reason)
 
 
+def _give_up_at_deadline(draft: Draft, work: Work) -> Move:
+    """Say of an undo that its endpoint took and never ended that it is so: whoever looks into it has to ask there, not here."""
+    call = work.call
+    if call.poll_url is not None or call.last_status == 202:
+        call = draft.change_call(
+            call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS]
+        )
+    return _fail(draft, replace(work, call=call), HaltReason.DEADLINE_EXCEEDED)
+
+
 def _go_on(draft: Draft, work: Work) -> Move:
     """Take the next entry, in the same breath and under the same lease."""
     if draft.session.late_effect:
@@ -267,7 +304,7 @@ def _go_on(draft: Draft, work: Work) -> Move:
     call = _due_call(draft, work.below)
     draft.add_call(call)
     if not work.may_go_on:
-        return Wait(call=call, seconds=0.0)
+        return Yield(call=call)
     return _send(draft, replace(work, call=call, item=work.below, below=None))
 
 

@@ -1,4 +1,4 @@
-"""The agent's verbs: open, intercept, commit, fail. Must not answer before its transaction is committed, nor decide anything itself."""
+"""The agent's verbs: open, intercept, commit, fail, complete, touch. Must not answer before the commit, nor decide anything itself."""
 
 import secrets
 from collections.abc import Callable
@@ -8,15 +8,17 @@ from datetime import datetime
 from app.domain import intercept, outcomes
 from app.domain.access import may_see, session_not_found
 from app.domain.draft import Changes, Draft, Surroundings
-from app.domain.errors import Conflict, NotFound, SagaError
+from app.domain.errors import Conflict, Invalid, NotFound, SagaError, Stale
 from app.domain.intercept import InterceptCommand, InterceptRules, Refuse, Seen
-from app.domain.model import EffectState, Principal, Reversibility, Session, SessionId, StepIndex
+from app.domain.model import EffectState, OrgName, Principal, Reversibility, Session, SessionId, StepIndex
 from app.domain.outcomes import FailReport, Reported
-from app.engine.events import announce
+from app.engine.events import ORCHESTRATOR, announce
+from app.storage import answers, sessions, views
 from app.storage import changes as storage_changes
-from app.storage import sessions
+from app.storage.answers import RepeatableRequest
 from app.storage.database import Database, Transaction
 from app.storage.sessions import Locked, LockedEffect, NewSession, Wanted
+from app.storage.views import SessionView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,28 @@ class NamedFailure:
 
     step_index: StepIndex
     report: FailReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """Who asks something of which session.
+
+    `repeatable` names the request, so that a repeat is known; `versions` are the session versions that the caller decided on.
+    """
+
+    principal: Principal
+    session_id: SessionId
+    repeatable: RepeatableRequest | None = None
+    versions: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a verb is answered with; `is_replayed`: the same request had this answer before, and nothing was done now."""
+
+    status: int
+    body: bytes
+    is_replayed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +93,12 @@ class Forward:
         Raises:
             NotFound: another agent's session. SagaError: the call is refused and nothing is stored.
         """
-        may_park = command.compensation is None and command.reversibility in {None, Reversibility.IRREVERSIBLE}
-        wanted = Wanted(step=command.step_index, request_key=command.request_key, open=may_park)
+        wanted = Wanted(step=command.step_index, request_key=command.request_key, tool=command.tool)
         written = None
         async with self.database.transaction(principal.org) as tx:
             locked = await self._lock_or_open(tx, principal, session_id, wanted, SessionOptions())
+            if intercept.needs_unsettled(command, locked.tool):
+                locked = locked.joined(await sessions.lock(tx, session_id, Wanted(open=True)))
             draft = self._draft(locked, principal)
             decision = intercept.decide(draft, command, _seen(locked, command), self.rules)
             if isinstance(decision, Refuse):
@@ -84,36 +109,80 @@ class Forward:
             announce(written)
         return decision
 
-    async def commit(self, principal: Principal, session_id: SessionId, step: StepIndex, result: bytes) -> Reported:
+    async def commit(self, ask: Ask, step: StepIndex, result: bytes, render: Callable[[Reported], bytes]) -> Answer:
         """Take the report that a call happened; `result` is compact JSON text.
 
         Raises:
             NotFound: no such effect for this caller. Conflict: too late, or it contradicts what is known.
         """
-        return await self._report(principal, session_id, step, lambda draft, seen: outcomes.commit(draft, seen, result))
 
-    async def fail_effect(self, principal: Principal, session_id: SessionId, step: StepIndex, report: FailReport) -> Reported:
+        def decide(draft: Draft, locked: Locked, seen: Reported) -> Reported | SagaError:
+            del locked
+            return outcomes.commit(draft, seen, result)
+
+        return await self._report(ask, Wanted(step=step), decide, render)
+
+    async def fail_effect(self, ask: Ask, step: StepIndex, report: FailReport, render: Callable[[Reported], bytes]) -> Answer:
         """Take the report that one call failed; the session goes on.
 
         Raises:
             NotFound: no such effect for this caller. Conflict: too late, or it contradicts what is known.
         """
-        return await self._report(principal, session_id, step, lambda draft, seen: outcomes.fail_effect(draft, seen, report))
 
-    async def fail_session(self, principal: Principal, session_id: SessionId, error: str, named: NamedFailure | None) -> None:
+        def decide(draft: Draft, locked: Locked, seen: Reported) -> Reported | SagaError:
+            return outcomes.fail_effect(draft, seen, report, [found.effect for found in locked.effects])
+
+        return await self._report(ask, Wanted(step=step, irreversible=True), decide, render)
+
+    async def fail_session(self, ask: Ask, error: str, named: NamedFailure | None, render: Callable[[SessionView], bytes]) -> Answer:
         """Fail a run: its newest undo is due when this returns. A repeat changes nothing.
 
         Raises:
             NotFound: no such session or effect for this caller. Conflict: completed, or `named` contradicts what is known.
         """
-        written = None
+        wanted = Wanted(step=named.step_index if named else None, open=True, top=True, irreversible=named is not None)
+
+        def decide(draft: Draft, locked: Locked) -> SagaError | None:
+            return _fail(draft, locked, error, named)
+
+        return await self._end(ask, wanted, decide, render, status=202)
+
+    async def complete(self, ask: Ask, render: Callable[[SessionView], bytes]) -> Answer:
+        """End a run that went well: nothing can unwind it any more. A repeat changes nothing.
+
+        Raises:
+            NotFound: no such session for this caller. Conflict: something is not settled, or the run has failed.
+        """
+
+        def decide(draft: Draft, locked: Locked) -> SagaError | None:
+            return outcomes.complete(draft, _known(locked))
+
+        return await self._end(ask, Wanted(open=True, pending=True), decide, render, status=200)
+
+    async def touch(self, principal: Principal, session_id: SessionId) -> Session:
+        """Take a sign of life and return the session.
+
+        Raises:
+            NotFound: no such session for this caller. Conflict: the session has ended.
+        """
         async with self.database.transaction(principal.org) as tx:
-            wanted = Wanted(step=named.step_index if named else None, open=True, top=True)
-            locked = await _lock(tx, principal, session_id, wanted)
+            locked = await _lock(tx, principal, session_id, Wanted())
             draft = self._draft(locked, principal)
-            refusal = _fail(draft, locked, error, named)
+            refusal = outcomes.touch(draft)
             if refusal is not None:
                 raise refusal
+            return (await _write(tx, draft)).after
+
+    async def time_out(self, org: OrgName, session_id: SessionId) -> None:
+        """Fail a session that seemed to be out of time, if it still is, now that it is locked."""
+        written = None
+        async with self.database.transaction(org) as tx:
+            locked = await sessions.lock(tx, session_id, Wanted(open=True, top=True))
+            if locked is None:
+                return
+            surroundings = Surroundings(now=locked.now, actor=ORCHESTRATOR, random_bytes=self.random_bytes)
+            draft = Draft(locked.session, surroundings)
+            outcomes.time_out(draft, _known(locked))
             if not draft.is_empty:
                 written = await _write(tx, draft)
         if written is not None:
@@ -121,24 +190,59 @@ class Forward:
 
     async def _report(
         self,
-        principal: Principal,
-        session_id: SessionId,
-        step: StepIndex,
-        decide: Callable[[Draft, Reported], Reported | SagaError],
-    ) -> Reported:
-        written = None
-        async with self.database.transaction(principal.org) as tx:
-            locked = await _lock(tx, principal, session_id, Wanted(step=step))
-            seen = _effect_at(locked, step)
-            draft = self._draft(locked, principal)
-            decided = decide(draft, Reported(effect=seen.effect, undo_entry=seen.undo_entry))
+        ask: Ask,
+        wanted: Wanted,
+        decide: Callable[[Draft, Locked, Reported], Reported | SagaError],
+        render: Callable[[Reported], bytes],
+    ) -> Answer:
+        written = refusal = None
+        async with self.database.transaction(ask.principal.org) as tx:
+            locked = await _lock(tx, ask.principal, ask.session_id, wanted)
+            replayed = await _replay(tx, ask)
+            if replayed is not None:
+                return replayed
+            draft = self._draft(locked, ask.principal)
+            decided = decide(draft, locked, _reported(_effect_at(locked, wanted.step)))
             if not draft.is_empty:  # a refusal may leave evidence, which is committed before it is answered
                 written = await _write(tx, draft)
+            if isinstance(decided, SagaError):
+                refusal = decided
+                answer = None
+            else:
+                answer = await _remember(tx, ask, Answer(status=200, body=render(decided)))
         if written is not None:
             announce(written)
-        if isinstance(decided, SagaError):
-            raise decided
-        return decided
+        if refusal is not None or answer is None:
+            raise refusal or AssertionError("either an answer or a refusal")
+        return answer
+
+    async def _end(
+        self,
+        ask: Ask,
+        wanted: Wanted,
+        decide: Callable[[Draft, Locked], SagaError | None],
+        render: Callable[[SessionView], bytes],
+        *,
+        status: int,
+    ) -> Answer:
+        written = None
+        async with self.database.transaction(ask.principal.org) as tx:
+            locked = await _lock(tx, ask.principal, ask.session_id, wanted)
+            replayed = await _replay(tx, ask)
+            if replayed is not None:
+                return replayed
+            _check_version(locked.session, ask)
+            draft = self._draft(locked, ask.principal)
+            refusal = decide(draft, locked)
+            if refusal is not None:
+                raise refusal
+            if not draft.is_empty:
+                written = await _write(tx, draft)
+            view = await views.session_view(tx, ask.principal, ask.session_id)
+            answer = await _remember(tx, ask, Answer(status=status, body=render(view)))
+        if written is not None:
+            announce(written)
+        return answer
 
     async def _lock_or_open(
         self, tx: Transaction, principal: Principal, session_id: SessionId, wanted: Wanted, options: SessionOptions
@@ -178,22 +282,55 @@ async def _write(tx: Transaction, draft: Draft) -> Changes:
     return changes
 
 
-def _effect_at(locked: Locked, step: StepIndex) -> LockedEffect:
+async def _replay(tx: Transaction, ask: Ask) -> Answer | None:
+    if ask.repeatable is None:
+        return None
+    remembered = await answers.find(tx, ask.session_id, ask.repeatable)
+    if remembered is None:
+        return None
+    if remembered.request_sha256 != ask.repeatable.sha256:
+        raise Invalid("key_reused", "this Idempotency-Key belongs to another request of the same method and path")
+    return Answer(status=remembered.status, body=remembered.body, is_replayed=True)
+
+
+async def _remember(tx: Transaction, ask: Ask, answer: Answer) -> Answer:
+    if ask.repeatable is not None:
+        await answers.keep(tx, ask.session_id, ask.repeatable, answer.status, answer.body)
+    return answer
+
+
+def _check_version(session: Session, ask: Ask) -> None:
+    if ask.versions is not None and session.version not in ask.versions:
+        raise Stale(
+            "version_differs", f"session {session.session_id} is at version {session.version} by now", current_version=session.version
+        )
+
+
+def _effect_at(locked: Locked, step: StepIndex | None) -> LockedEffect:
     found = locked.at_step(step)
     if found is None:
         raise effect_not_found(locked.session.session_id, step)
     return found
 
 
-def effect_not_found(session_id: SessionId, step: StepIndex) -> NotFound:
+def effect_not_found(session_id: SessionId, step: StepIndex | None) -> NotFound:
     """Return the answer for a step that a visible session does not have."""
     return NotFound("effect_not_found", f"session {session_id} has no step {step}", session_id=session_id, step_index=step)
+
+
+def _reported(locked: LockedEffect) -> Reported:
+    return Reported(effect=locked.effect, undo_entry=locked.undo_entry, approval=locked.approval)
+
+
+def _known(locked: Locked) -> list[Reported]:
+    return [_reported(found) for found in locked.effects]
 
 
 def _seen(locked: Locked, command: InterceptCommand) -> Seen:
     at_step, under_key = locked.at_step(command.step_index), locked.under_key(command.request_key)
     repeat = under_key or at_step
     return Seen(
+        tool=locked.tool,
         at_step=at_step.effect if at_step else None,
         under_key=under_key.effect if under_key else None,
         unsettled=[
@@ -208,11 +345,12 @@ def _seen(locked: Locked, command: InterceptCommand) -> Seen:
 
 
 def _fail(draft: Draft, locked: Locked, error: str, named: NamedFailure | None) -> SagaError | None:
-    known = {found.effect.step_index: Reported(effect=found.effect, undo_entry=found.undo_entry) for found in locked.effects}
+    known = {found.effect.step_index: _reported(found) for found in locked.effects}
     if named is not None and draft.session.state in outcomes.REPORTING_STATES:
         if named.step_index not in known:
             return effect_not_found(draft.session.session_id, named.step_index)
-        reported = outcomes.fail_effect(draft, known[named.step_index], named.report)
+        irreversible = [seen.effect for seen in known.values()]
+        reported = outcomes.fail_effect(draft, known[named.step_index], named.report, irreversible)
         if isinstance(reported, SagaError):
             return reported
         known[named.step_index] = reported

@@ -79,7 +79,7 @@ class Orchestrator:
         free = self.limits.max_calls - len(self._running)
         if free <= 0:
             return
-        in_flight = Counter(holding.claim.destination for holding in self._running.values())
+        in_flight = self._in_flight()
         saturated = [destination for destination, count in in_flight.items() if count >= self.limits.max_calls_per_destination]
         try:
             async with self.database.dispatch() as connection:
@@ -95,11 +95,19 @@ class Orchestrator:
             if surplus:
                 async with self.database.dispatch() as connection:
                     await calls.release(connection, surplus)
-        except StorageUnavailable:
-            _log.warning("storage_unavailable", where="claim")
+        except StorageUnavailable as error:
+            _log.warning("storage_unavailable", where="claim", cause=error.cause)
+
+    def _in_flight(self) -> Counter[str]:
+        """Count the calls that are under way, or about to be, per destination."""
+        places = [holding.claim.destination for holding in self._running.values()]
+        return Counter([*places, *(holding.reserved for holding in self._running.values() if holding.reserved is not None)])
+
+    def _has_room(self, destination: str) -> bool:
+        return self._in_flight()[destination] < self.limits.max_calls_per_destination
 
     def _start(self, group: asyncio.TaskGroup, claim: Claim) -> None:
-        holding = Holding(claim=claim)
+        holding = Holding(claim=claim, has_room=self._has_room)
         task = group.create_task(self._work(holding))
         self._running[task] = holding
         task.add_done_callback(self._ended)
@@ -113,11 +121,19 @@ class Orchestrator:
             await self.unwind.run(holding)
         except LeaseLost:
             _log.warning("lease_lost", **_names(holding.claim))
-        except StorageUnavailable:
-            _log.warning("storage_unavailable", where="call", **_names(holding.claim))
+            await self._give_back(holding)
+        except StorageUnavailable as error:
+            _log.warning("storage_unavailable", where="call", cause=error.cause, **_names(holding.claim))
+            await self._give_back(holding)
         except Exception:  # noqa: BLE001 - the loop's edge
             # One call that cannot be worked on must not take the others along; its lease runs out by itself.
             _log.exception("call_crashed", **_names(holding.claim))
+
+    async def _give_back(self, holding: Holding) -> None:
+        try:
+            await self.unwind.give_back(holding.claim)
+        except StorageUnavailable as error:
+            _log.warning("storage_unavailable", where="give_back", cause=error.cause, **_names(holding.claim))
 
     async def _pause(self) -> None:
         """Sleep until woken, or until the next tick."""
@@ -137,8 +153,8 @@ class Orchestrator:
             try:
                 async with self.database.dispatch() as connection:
                     kept = await calls.renew(connection, list(held.values()), self.unwind.lease.seconds)
-            except StorageUnavailable:
-                _log.warning("storage_unavailable", where="renew")
+            except StorageUnavailable as error:
+                _log.warning("storage_unavailable", where="renew", cause=error.cause)
                 continue
             for task, claim in held.items():
                 holding = self._running.get(task)
@@ -159,8 +175,8 @@ class Orchestrator:
         try:
             async with self.database.dispatch() as connection:
                 await calls.release(connection, claims)
-        except StorageUnavailable:
-            _log.warning("storage_unavailable", where="hand_back")
+        except StorageUnavailable as error:
+            _log.warning("storage_unavailable", where="hand_back", cause=error.cause)
 
 
 def _names(claim: Claim) -> dict[str, str]:

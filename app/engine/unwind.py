@@ -11,9 +11,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 from app.domain import unwinding
 from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.retry import Attempt
-from app.domain.unwinding import Move, Rest, Send, Wait
+from app.domain.unwinding import Move, Rest, Send, Wait, Yield
 from app.engine.clock import Clock
-from app.engine.events import announce
+from app.engine.events import ORCHESTRATOR, announce, announce_state
 from app.engine.outbound import Outbound, OutgoingRequest
 from app.storage import calls
 from app.storage import changes as storage_changes
@@ -21,7 +21,6 @@ from app.storage.calls import Claim, LockedCall
 from app.storage.changes import Lease
 from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
 
-ACTOR = "orchestrator"  # who causes an unwind's journal entries
 USER_AGENT = "countermand"
 IN_PLACE_SECONDS = 2.0
 """Waits up to this long are slept under the lease; longer ones give it back, and the call's due time in the database holds them."""
@@ -33,12 +32,28 @@ class LeaseLost(Exception):
     """The call belongs to a newer epoch: whatever this worker knows of it changes nothing any more."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Holding:
-    """What a worker holds now: the claim moves on to the next call of the session under the same lease."""
+    """What a worker holds now: the claim moves on to the next call of the session under the same lease.
+
+    `has_room` tells whether one more call may go to a destination; `reserved` is one that this worker is about to move on to.
+    """
 
     claim: Claim
+    has_room: Callable[[str], bool]
     is_stopping: bool = False
+    reserved: str | None = None
+
+    def may_go_on(self, destination: str | None) -> bool:
+        """Tell whether the worker may take the session's next call, and keep a place for it at its destination."""
+        if self.is_stopping:
+            return False
+        if destination is None or destination == self.claim.destination:
+            return True
+        if not self.has_room(destination):
+            return False
+        self.reserved = destination
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +84,9 @@ class Unwind:
                         await self._release(holding.claim)
                         return
                     move = await self._begin(holding)
+                case Yield():
+                    await self._release(holding.claim)
+                    return
                 case Rest():
                     return
                 case _:
@@ -98,16 +116,20 @@ class Unwind:
         raise AssertionError("tenacity returns or raises")
 
     async def _record_once(self, holding: Holding, attempt: Attempt) -> Move:
-        async with self.database.transaction(holding.claim.org) as tx:
-            locked = await calls.lock_call(tx, holding.claim)
-            if not locked.work.call.is_attempt_open:
-                # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
-                raise LeaseLost
-            draft = self._draft(locked)
-            work = replace(locked.work, may_go_on=not holding.is_stopping)
-            move = unwinding.record(draft, work, attempt, self.random_unit())
-            written = await self._write(tx, draft)
-        _follow(holding, move)
+        try:
+            async with self.database.transaction(holding.claim.org) as tx:
+                locked = await calls.lock_call(tx, holding.claim)
+                if not locked.work.call.is_attempt_open:
+                    # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
+                    announce_state(locked.session)
+                    raise LeaseLost
+                draft = self._draft(locked)
+                may_go_on = holding.may_go_on(unwinding.next_destination(locked.work))
+                move = unwinding.record(draft, replace(locked.work, may_go_on=may_go_on), attempt, self.random_unit())
+                written = await self._write(tx, draft)
+            _follow(holding, move)
+        finally:
+            holding.reserved = None
         announce(written)
         return move
 
@@ -124,6 +146,23 @@ class Unwind:
             return False
         await self.clock.sleep(seconds)
         return not holding.is_stopping
+
+    async def give_back(self, claim: Claim) -> None:
+        """Give back what is held of a session after losing track of it; while the database is away, try as long as it matters.
+
+        Raises:
+            StorageUnavailable: it stayed away; the lease will run out.
+        """
+        async for trial in AsyncRetrying(
+            retry=retry_if_exception_type(StorageUnavailable),
+            wait=wait_random_exponential(multiplier=0.05, max=1.0),
+            stop=stop_after_delay(self.lease.seconds),
+            sleep=self.clock.sleep,
+            reraise=True,
+        ):
+            with trial:
+                async with self.database.dispatch() as connection:
+                    await calls.give_back(connection, claim, self.lease.worker)
 
     async def _release(self, claim: Claim) -> None:
         async with self.database.dispatch() as connection:
@@ -166,7 +205,7 @@ class Unwind:
         return attempt
 
     def _draft(self, locked: LockedCall) -> Draft:
-        return Draft(locked.session, Surroundings(now=locked.now, actor=ACTOR, random_bytes=self.random_bytes))
+        return Draft(locked.session, Surroundings(now=locked.now, actor=ORCHESTRATOR, random_bytes=self.random_bytes))
 
     def _traceparent(self, incoming: str | None) -> str:
         """Continue the trace that the intercept came with, under a span of our own (W3C Trace Context)."""

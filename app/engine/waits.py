@@ -20,6 +20,7 @@ class Waits:
     """Wakes those who wait for one session whenever its state has moved."""
 
     clock: Clock
+    _is_closing: bool = False
     _waiting: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
 
     def moved(self, payload: str) -> None:
@@ -27,6 +28,11 @@ class Waits:
         events = self._waiting.get(payload, ()) if payload else chain.from_iterable(self._waiting.values())
         for event in events:
             event.set()
+
+    def close(self) -> None:
+        """Let everybody go on with what they see now: the process is stopping."""
+        self._is_closing = True
+        self.moved("")
 
     async def until(
         self, org: OrgName, session_id: SessionId, look: Callable[[], Awaitable[Seen]], is_enough: Callable[[Seen], bool], seconds: float
@@ -38,7 +44,7 @@ class Waits:
         ends_at = self.clock.monotonic() + seconds
         try:
             seen = await look()
-            while not is_enough(seen) and (left := ends_at - self.clock.monotonic()) > 0:
+            while not (is_enough(seen) or self._is_closing) and (left := ends_at - self.clock.monotonic()) > 0:
                 await _wait(moved, min(left, LOOK_SECONDS))
                 moved.clear()
                 seen = await look()

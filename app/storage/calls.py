@@ -8,7 +8,7 @@ from app.domain.model import CallId, OrgName, Session, SessionId
 from app.domain.unwinding import StackItem, Work
 from app.storage.changes import Lease
 from app.storage.database import Connection, Transaction
-from app.storage.rows import call_of, effect_of, session_of, undo_entry_of
+from app.storage.rows import call_of, effect_of, session_of, tool_of, undo_entry_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,23 @@ async def release(connection: Connection, claims: Sequence[Claim]) -> None:
     await connection.fetch(RELEASE_SQL, *_claim_columns(claims))
 
 
+GIVE_BACK_SQL = """
+UPDATE outgoing_calls
+SET leased_by = NULL, leased_until = NULL
+WHERE org = $1 AND session_id = $2 AND leased_by = $3 AND ((call_id = $4 AND epoch = $5) OR epoch = 0)
+RETURNING call_id
+"""
+
+
+async def give_back(connection: Connection, claim: Claim, worker: str) -> None:
+    """Give back whatever a worker that lost track holds of a session, so that the work goes on before the lease runs out.
+
+    That is its claim, and the next call that its last write may have left under the same lease (epoch 0: nobody has claimed it since).
+    Needs a dispatcher's connection.
+    """
+    await connection.fetch(GIVE_BACK_SQL, claim.org, claim.session_id, worker, claim.call_id, claim.epoch)
+
+
 def _claim_columns(claims: Sequence[Claim]) -> tuple[list[str], list[str], list[CallId], list[int]]:
     return (
         [claim.org for claim in claims],
@@ -102,6 +119,9 @@ class LockedCall:
 
 
 # See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the call's own entry, then the newest pending one below it.
+# A planner that expects a session to be short reads the whole of it and filters, which makes unwinding a long one quadratic. So every row
+# is found by its full key and nothing else: LIMIT 1 keeps a look-up apart from the joins around it, and the order by call_id, which only
+# the primary key has, rules out the other index that begins with the session.
 LOCK_CALL_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
@@ -111,19 +131,33 @@ WITH locked AS MATERIALIZED (
   WHERE org = $1 AND session_id = $2
   FOR NO KEY UPDATE
 ),
-below AS (
-  SELECT u.stack_position
-  FROM undo_stack AS u
-  JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
-  WHERE u.org = $1 AND u.session_id = $2 AND u.state = 'pending' AND u.stack_position < c.step_index
-  ORDER BY u.stack_position DESC
+called AS MATERIALIZED (
+  SELECT
+    call_id, step_index, destination, url, body, outcome::text, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND call_id BETWEEN $3 AND $3
+  ORDER BY call_id
   LIMIT 1
+),
+below AS MATERIALIZED (
+  SELECT stack_position
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND state = 'pending' AND stack_position < (SELECT step_index FROM called)
+  ORDER BY stack_position DESC
+  LIMIT 1
+),
+places AS MATERIALIZED (
+  SELECT step_index AS stack_position FROM called
+  UNION ALL
+  SELECT stack_position FROM below
 )
 SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
   l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
   clock_timestamp() AS now, seen.revision AS seen_revision,
-  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
   e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
   e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
@@ -131,19 +165,39 @@ SELECT
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
   u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
   c.call_id AS c_call_id, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
-  c.outcome::text AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
+  c.outcome AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
   c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
   c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
   c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
+  t.version AS t_version, t.definition AS t_definition,
   NOT EXISTS (SELECT FROM below) AND EXISTS (
     SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
   ) AS has_failed_entries
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
-JOIN outgoing_calls AS c ON c.org = $1 AND c.session_id = $2 AND c.call_id = $3
-LEFT JOIN below ON true
-JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position IN (c.step_index, below.stack_position)
-JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = u.stack_position
+CROSS JOIN called AS c
+CROSS JOIN places AS p
+CROSS JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = p.stack_position
+  LIMIT 1
+) AS u
+CROSS JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = p.stack_position
+  LIMIT 1
+) AS e
+LEFT JOIN LATERAL (
+  SELECT version, definition, is_deleted
+  FROM tools
+  WHERE org = $1 AND name = e.tool AND e.tool_version IS NOT NULL
+  ORDER BY version DESC
+  LIMIT 1
+) AS t ON NOT t.is_deleted
 ORDER BY u.stack_position DESC
 LIMIT 2
 """
@@ -168,7 +222,9 @@ async def lock_call(tx: Transaction, claim: Claim) -> LockedCall:
         entry = undo_entry_of(row)
         if entry is None:
             raise AssertionError("joined to the undo stack")
-        items.append(StackItem(entry=entry, effect=effect_of(row)))
+        effect = effect_of(row)
+        newest = tool_of(effect.tool, row)
+        items.append(StackItem(entry=entry, effect=effect, newest=newest.definition.compensation if newest else None))
     return LockedCall(
         session=session_of(rows[0], tx.org),
         now=rows[0]["now"],

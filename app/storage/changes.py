@@ -45,19 +45,19 @@ WITH session AS (
 new_effects AS (
   INSERT INTO effect_log (
     org, session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error,
-    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
+    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
   )
   SELECT
     $1, c.session_id, c.step_index, c.effect_id, c.tool, c.reversibility::reversibility, c.state::effect_state, c.outcome::outcome,
     c.payload, c.payload_sha256, c.result, c.error, c.request_key, c.request_sha256, c.attempt, c.traceparent, c.registered_at,
-    c.executed_at, c.version
+    c.executed_at, c.version, c.tool_version
   FROM unnest(
     $21::text[], $22::integer[], $23::uuid[], $24::text[], $25::text[], $26::text[], $27::text[], $28::bytea[], $29::bytea[],
     $30::bytea[], $31::text[], $32::text[], $33::bytea[], $34::integer[], $35::text[], $36::timestamptz[], $37::timestamptz[],
-    $38::bigint[]
+    $38::bigint[], $39::integer[]
   ) AS c (
     session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
-    request_sha256, attempt, traceparent, registered_at, executed_at, version
+    request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
   )
   RETURNING step_index
 ),
@@ -67,8 +67,8 @@ moved_effects AS (
     state = c.state::effect_state, outcome = c.outcome::outcome, result = c.result, error = c.error, attempt = c.attempt,
     executed_at = c.executed_at, version = c.version
   FROM unnest(
-    $39::text[], $40::integer[], $41::text[], $42::bigint[], $43::text[], $44::text[], $45::bytea[], $46::text[], $47::integer[],
-    $48::timestamptz[], $49::bigint[]
+    $40::text[], $41::integer[], $42::text[], $43::bigint[], $44::text[], $45::text[], $46::bytea[], $47::text[], $48::integer[],
+    $49::timestamptz[], $50::bigint[]
   ) AS c (
     session_id, step_index, state_before, version_before, state, outcome, result, error, attempt, executed_at, version
   )
@@ -79,7 +79,7 @@ moved_effects AS (
 new_approvals AS (
   INSERT INTO approvals (org, session_id, step_index, requested_by, requested_at, expires_at)
   SELECT $1, c.session_id, c.step_index, c.requested_by, c.requested_at, c.expires_at
-  FROM unnest($50::text[], $51::integer[], $52::text[], $53::timestamptz[], $54::timestamptz[])
+  FROM unnest($51::text[], $52::integer[], $53::text[], $54::timestamptz[], $55::timestamptz[])
     AS c (session_id, step_index, requested_by, requested_at, expires_at)
   RETURNING step_index
 ),
@@ -88,14 +88,14 @@ new_undo_entries AS (
   SELECT
     $1, c.session_id, c.stack_position, c.undo_id, c.state::undo_state, c.compensation, c.by_hand, c.registered_at, c.compensated_at
   FROM unnest(
-    $55::text[], $56::integer[], $57::uuid[], $58::text[], $59::bytea[], $60::boolean[], $61::timestamptz[], $62::timestamptz[]
+    $56::text[], $57::integer[], $58::uuid[], $59::text[], $60::bytea[], $61::boolean[], $62::timestamptz[], $63::timestamptz[]
   ) AS c (session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
   RETURNING stack_position
 ),
 moved_undo_entries AS (
   UPDATE undo_stack AS u
   SET state = c.state::undo_state, by_hand = c.by_hand, compensated_at = c.compensated_at
-  FROM unnest($63::text[], $64::integer[], $65::text[], $66::text[], $67::boolean[], $68::timestamptz[])
+  FROM unnest($64::text[], $65::integer[], $66::text[], $67::text[], $68::boolean[], $69::timestamptz[])
     AS c (session_id, stack_position, state_before, state, by_hand, compensated_at)
   WHERE u.org = $1 AND u.session_id = c.session_id AND u.stack_position = c.stack_position AND u.state = c.state_before::undo_state
   RETURNING u.stack_position
@@ -112,9 +112,9 @@ new_calls AS (
     CASE WHEN c.due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
     c.epoch
   FROM unnest(
-    $69::text[], $70::uuid[], $71::integer[], $72::text[], $73::text[], $74::bytea[], $75::text[], $76::integer[], $77::integer[],
-    $78::integer[], $79::integer[], $80::boolean[], $81::boolean[], $82::text[], $83::integer[], $84::text[], $85::timestamptz[],
-    $86::timestamptz[], $87::timestamptz[], $88::bigint[]
+    $70::text[], $71::uuid[], $72::integer[], $73::text[], $74::text[], $75::bytea[], $76::text[], $77::integer[], $78::integer[],
+    $79::integer[], $80::integer[], $81::boolean[], $82::boolean[], $83::text[], $84::integer[], $85::text[], $86::timestamptz[],
+    $87::timestamptz[], $88::timestamptz[], $89::bigint[]
   ) AS c (
     session_id, call_id, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
@@ -130,9 +130,9 @@ moved_calls AS (
     leased_by = CASE WHEN c.due_at IS NOT NULL THEN coalesce($2, o.leased_by) END,
     leased_until = CASE WHEN c.due_at IS NOT NULL THEN coalesce(clock_timestamp() + make_interval(secs => $3), o.leased_until) END
   FROM unnest(
-    $89::text[], $90::uuid[], $91::text[], $92::text[], $93::bytea[], $94::text[], $95::integer[], $96::integer[], $97::integer[],
-    $98::integer[], $99::boolean[], $100::boolean[], $101::text[], $102::integer[], $103::text[], $104::timestamptz[],
-    $105::timestamptz[], $106::bigint[]
+    $90::text[], $91::uuid[], $92::text[], $93::text[], $94::bytea[], $95::text[], $96::integer[], $97::integer[], $98::integer[],
+    $99::integer[], $100::boolean[], $101::boolean[], $102::text[], $103::integer[], $104::text[], $105::timestamptz[],
+    $106::timestamptz[], $107::bigint[]
   ) AS c (
     session_id, call_id, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
     poll_url, last_status, last_error, due_at, first_sent_at, epoch_before
@@ -144,8 +144,8 @@ entries AS (
   INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
   SELECT $1, c.session_id, c.seq, c.kind::entry_kind, c.step, c.actor, c.at, c.body, c.content, c.prev_hash, c.hash
   FROM unnest(
-    $107::text[], $108::bigint[], $109::text[], $110::integer[], $111::text[], $112::text[], $113::bytea[], $114::bytea[], $115::bytea[],
-    $116::bytea[]
+    $108::text[], $109::bigint[], $110::text[], $111::integer[], $112::text[], $113::text[], $114::bytea[], $115::bytea[], $116::bytea[],
+    $117::bytea[]
   ) AS c (session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
   RETURNING seq
 )
@@ -156,8 +156,8 @@ SELECT
   (SELECT count(*) FROM new_undo_entries) + (SELECT count(*) FROM moved_undo_entries) AS undo_entries,
   (SELECT count(*) FROM new_calls) + (SELECT count(*) FROM moved_calls) AS calls,
   (SELECT count(*) FROM entries) AS entries,
-  (SELECT count(pg_notify('countermand_moved', $1 || '/' || moved.session_id)) FROM unnest($117::text[]) AS moved (session_id)) AS moved,
-  CASE WHEN $118 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken
+  (SELECT count(pg_notify('countermand_moved', $1 || '/' || moved.session_id)) FROM unnest($118::text[]) AS moved (session_id)) AS moved,
+  CASE WHEN $119 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken
 """
 
 
@@ -183,7 +183,7 @@ async def write(tx: Transaction, batch: Sequence[Changes], *, lease: Lease | Non
         *_new_call_columns(batch),
         *_moved_call_columns(batch),
         *_entry_columns(batch),
-        [changes.after.session_id for changes in batch if changes.before.state is not changes.after.state],
+        [changes.after.session_id for changes in batch if changes.wakes_waiters],
         lease is None and any(change.after.due_at is not None for changes in batch for change in changes.calls),
     ]
     row = await tx.connection.fetchrow(WRITE_SQL, *arguments)
@@ -277,10 +277,11 @@ def _new_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             effect.registered_at,
             effect.executed_at,
             effect.version,
+            effect.tool_version,
         )
         for session_id, effect in _new(batch, Effect)
     )
-    return _columns(rows, 18)
+    return _columns(rows, 19)
 
 
 def _moved_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ MOVED_CHANNEL = "countermand_moved"
 
 ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so, and asks again
 CONNECT_TIMEOUT_SECONDS = 5.0
+RESET_TIMEOUT_SECONDS = 5.0
 MILLISECOND_BOUNDS = {"lock_timeout": "5000", "statement_timeout": "30000", "idle_in_transaction_session_timeout": "15000"}
 """Nothing may hold or wait for a session's lock longer than an operator would wait for an answer."""
 
@@ -38,6 +39,8 @@ UNREACHABLE_ERRORS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
 )
 
 # What a database says that was never migrated, or not for this user: at connect the role is missing, later a table.
@@ -52,6 +55,11 @@ def is_org_name(text: str) -> bool:
 
 class StorageUnavailable(Unavailable):
     """The database cannot be reached, or cannot answer in time."""
+
+    @property
+    def cause(self) -> str:
+        """What the driver or the system said, for the log: its class and its words."""
+        return "" if self.__cause__ is None else f"{type(self.__cause__).__name__}: {self.__cause__}"
 
 
 class SchemaMissing(StorageUnavailable):
@@ -127,7 +135,8 @@ class Database:
             # The simple protocol takes two statements in one trip but no parameters; the name was checked just above.
             begin = f"{begin}; SELECT set_config('app.org', '{org}', true)"
         try:
-            async with self._pool.acquire(timeout=self._acquire_seconds) as connection:
+            connection = await self._pool.acquire(timeout=self._acquire_seconds)
+            try:
                 await connection.execute(begin)
                 try:
                     yield connection
@@ -136,10 +145,17 @@ class Database:
                         await connection.execute("ROLLBACK")
                     raise
                 await connection.execute("COMMIT")
+            finally:
+                await self._give_back(connection)
         except NO_TABLE_ERRORS as error:
             raise _schema_missing() from error
         except UNREACHABLE_ERRORS as error:
             raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again") from error
+
+    async def _give_back(self, connection: Connection) -> None:
+        """Return a connection to the pool; one that cannot be reset in time is dropped, which says nothing about what it committed."""
+        with suppress(*UNREACHABLE_ERRORS):
+            await self._pool.release(connection, timeout=RESET_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         """Close every connection; those in use are given up after the connect timeout."""

@@ -2,7 +2,7 @@
 
 from asyncpg import Record
 
-from app.domain import compensation
+from app.domain import compensation, tools
 from app.domain.model import (
     Approval,
     CallId,
@@ -23,6 +23,7 @@ from app.domain.model import (
     UndoId,
     UndoState,
 )
+from app.domain.tools import Tool
 
 
 def session_of(row: Record, org: OrgName) -> Session:
@@ -57,6 +58,7 @@ def effect_of(row: Record) -> Effect:
         step_index=StepIndex(row["e_step_index"]),
         effect_id=EffectId(row["e_effect_id"]),
         tool=row["e_tool"],
+        tool_version=row["e_tool_version"],
         reversibility=Reversibility(row["e_reversibility"]),
         state=EffectState(row["e_state"]),
         outcome=None if row["e_outcome"] is None else Outcome(row["e_outcome"]),
@@ -99,6 +101,13 @@ def approval_of(row: Record) -> Approval | None:
         requested_at=row["a_requested_at"],
         expires_at=row["a_expires_at"],
     )
+
+
+def tool_of(name: str, row: Record) -> Tool | None:
+    """Read a tool's version from columns prefixed `t_`; None where the name is not registered."""
+    if row["t_version"] is None:
+        return None
+    return Tool(name=name, version=row["t_version"], definition=tools.read(row["t_definition"]))
 
 
 def call_of(row: Record) -> OutgoingCall:

@@ -1,14 +1,15 @@
 """Open a session, and lock one together with what a decision about it needs. Must not write anything but the empty row of a new one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from asyncpg import Record
 
-from app.domain.model import Approval, Effect, Session, SessionId, StepIndex, UndoEntry
-from app.storage.database import Transaction
-from app.storage.rows import approval_of, effect_of, session_of, undo_entry_of
+from app.domain.model import Approval, Effect, OrgName, Session, SessionId, StepIndex, UndoEntry
+from app.domain.tools import Tool
+from app.storage.database import Connection, Transaction
+from app.storage.rows import approval_of, effect_of, session_of, tool_of, undo_entry_of
 
 GENESIS = bytes(32)  # the hash before the first journal entry (docs/journal-format.md)
 
@@ -29,7 +30,8 @@ class NewSession:
 class Wanted:
     """Which effects a decision needs beside the session.
 
-    `step` and `request_key`: those named. `open`: all not settled (executing, unknown, awaiting_approval, approved).
+    `step` and `request_key`: those named. `open`: all not settled (executing, unknown, awaiting_approval, approved). `pending`: all whose
+    undo entry is pending. `irreversible`: all of that class. `tool`: the newest registration under that name comes along.
     `top`: the two whose undo entries are the newest pending: a report that comes along may settle the first.
     """
 
@@ -37,6 +39,9 @@ class Wanted:
     request_key: str | None = None
     open: bool = False
     top: bool = False
+    pending: bool = False
+    irreversible: bool = False
+    tool: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,13 @@ class Locked:
     session: Session
     now: datetime
     effects: Sequence[LockedEffect]
+    tool: Tool | None
+
+    def joined(self, other: "Locked | None") -> "Locked":
+        """Return this with the effects that `other`, read later under the same lock, has besides."""
+        known = {locked.effect.step_index for locked in self.effects}
+        more = [] if other is None else [locked for locked in other.effects if locked.effect.step_index not in known]
+        return replace(self, effects=(*self.effects, *more))
 
     def at_step(self, step: StepIndex | None) -> LockedEffect | None:
         """Return the effect at `step`, if it is there."""
@@ -89,7 +101,7 @@ async def open_session(tx: Transaction, new: NewSession) -> bool:
 
 # The lock may be waited for, but everything else in the statement is read as of its start. `seen_revision` is what the session's revision
 # was then: where it differs from the locked row's, another writer came first, and the statement is simply run again under the lock.
-# The moment is taken above the locking node, so after the wait.
+# The moment is taken above the locking node, so after the wait. Rows are found by their full key: see calls.LOCK_CALL_SQL.
 LOCK_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
@@ -103,14 +115,16 @@ SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
   l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
   clock_timestamp() AS now, seen.revision AS seen_revision,
-  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
   e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
   e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
   e.version AS e_version,
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
   u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
-  a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at
+  a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at,
+  t.version AS t_version, t.definition AS t_definition
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
 LEFT JOIN LATERAL (
@@ -129,17 +143,57 @@ LEFT JOIN LATERAL (
     ORDER BY stack_position DESC
     LIMIT 2
   )
+  UNION
+  SELECT stack_position FROM undo_stack
+  WHERE $7 AND org = $1 AND session_id = $2 AND state = 'pending'
+  UNION
+  SELECT step_index FROM effect_log
+  WHERE $8 AND org = $1 AND session_id = $2 AND reversibility = 'irreversible'
 ) AS wanted ON true
-LEFT JOIN effect_log AS e ON e.org = $1 AND e.session_id = $2 AND e.step_index = wanted.step_index
-LEFT JOIN undo_stack AS u ON u.org = $1 AND u.session_id = $2 AND u.stack_position = wanted.step_index
-LEFT JOIN approvals AS a ON a.org = $1 AND a.session_id = $2 AND a.step_index = wanted.step_index
+LEFT JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS e ON true
+LEFT JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = wanted.step_index
+  LIMIT 1
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT requested_by, requested_at, expires_at
+  FROM approvals
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS a ON true
+LEFT JOIN LATERAL (
+  SELECT version, definition, is_deleted
+  FROM tools
+  WHERE org = $1 AND name = $9
+  ORDER BY version DESC
+  LIMIT 1
+) AS t ON NOT t.is_deleted
 ORDER BY e.step_index
 """
 
 
 async def lock(tx: Transaction, session_id: SessionId, wanted: Wanted) -> Locked | None:
     """Lock a session's row (the first and only lock of every verb) and read what is wanted with it; None where there is no session."""
-    arguments = (tx.org, session_id, wanted.step, wanted.request_key, wanted.open, wanted.top)
+    arguments = (
+        tx.org,
+        session_id,
+        wanted.step,
+        wanted.request_key,
+        wanted.open,
+        wanted.top,
+        wanted.pending,
+        wanted.irreversible,
+        wanted.tool,
+    )
     rows = await tx.connection.fetch(LOCK_SQL, *arguments)
     if rows and rows[0]["revision"] != rows[0]["seen_revision"]:
         rows = await tx.connection.fetch(LOCK_SQL, *arguments)
@@ -149,8 +203,29 @@ async def lock(tx: Transaction, session_id: SessionId, wanted: Wanted) -> Locked
         session=session_of(rows[0], tx.org),
         now=rows[0]["now"],
         effects=tuple(_locked_effect(row) for row in rows if row["e_step_index"] is not None),
+        tool=tool_of(wanted.tool, rows[0]) if wanted.tool is not None else None,
     )
 
 
 def _locked_effect(row: Record) -> LockedEffect:
     return LockedEffect(effect=effect_of(row), undo_entry=undo_entry_of(row), approval=approval_of(row))
+
+
+# In the order of the index of active sessions, which the planner, blind to statistics behind row-level security, would not choose else.
+OVERDUE_SQL = """
+SELECT org, session_id
+FROM sessions
+WHERE state = 'active'
+  AND (active_at + make_interval(secs => idle_seconds) <= clock_timestamp() OR deadline_at <= clock_timestamp())
+ORDER BY org, session_id
+LIMIT $1
+"""
+
+
+async def overdue(connection: Connection, limit: int) -> list[tuple[OrgName, SessionId]]:
+    """Return active sessions, of any org, that seem past their deadline or silent too long: to be judged again under their lock.
+
+    Needs a dispatcher's connection.
+    """
+    rows = await connection.fetch(OVERDUE_SQL, limit)
+    return [(OrgName(row["org"]), SessionId(row["session_id"])) for row in rows]

@@ -52,9 +52,11 @@ async def session(tx: Transaction, principal: Principal, session_id: SessionId) 
     return found
 
 
+# Each step's rows are found by their full key, or looking at a long session would be quadratic: see calls.LOCK_CALL_SQL.
 STEPS_SQL = """
 SELECT
-  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.reversibility::text AS e_reversibility,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
   e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
   e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
@@ -68,14 +70,32 @@ SELECT
   c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
   c.deadline_at AS c_deadline_at, c.epoch AS c_epoch
 FROM effect_log AS e
-LEFT JOIN approvals AS a ON a.org = e.org AND a.session_id = e.session_id AND a.step_index = e.step_index
-LEFT JOIN undo_stack AS u ON u.org = e.org AND u.session_id = e.session_id AND u.stack_position = e.step_index
-LEFT JOIN outgoing_calls AS c ON c.org = e.org AND c.session_id = e.session_id AND c.step_index = e.step_index
+LEFT JOIN LATERAL (
+  SELECT requested_by, requested_at, expires_at
+  FROM approvals
+  WHERE org = $1 AND session_id = $2 AND step_index = e.step_index
+  LIMIT 1
+) AS a ON true
+LEFT JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = e.step_index
+  LIMIT 1
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT
+    call_id, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
+    poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND step_index BETWEEN e.step_index AND e.step_index
+  ORDER BY step_index
+  LIMIT 1
+) AS c ON true
 WHERE e.org = $1 AND e.session_id = $2 AND ($3::integer IS NULL OR e.step_index = $3)
-ORDER BY e.step_index
+ORDER BY e.step_index DESC
 LIMIT $4
 """
-MAX_STEPS_SHOWN = 10_000  # a session that large is looked at through its journal, which has pages
+MAX_STEPS_SHOWN = 10_000  # the newest ones; a session that large is looked at through its journal, which has pages
 
 
 async def session_view(tx: Transaction, principal: Principal, session_id: SessionId) -> SessionView:
@@ -110,7 +130,7 @@ async def _steps(tx: Transaction, session_id: SessionId, step: StepIndex | None)
             undo_entry=undo_entry_of(row),
             call=None if row["c_call_id"] is None else call_of(row),
         )
-        for row in rows
+        for row in reversed(rows)
     ]
 
 

@@ -39,10 +39,14 @@ ROUTES = (
     Route("POST", "/v1/sessions/{session_id}/effects/{step}/commit", {"result": 1}, "agent"),
     Route("POST", "/v1/sessions/{session_id}/effects/{step}/fail", {"error": "x"}, "agent"),
     Route("POST", "/v1/sessions/{session_id}/fail", {"error": "x"}, "agent operator admin"),
+    Route("POST", "/v1/sessions/{session_id}/complete", {}, "agent"),
+    Route("POST", "/v1/sessions/{session_id}/touch", {}, "agent"),
     Route("GET", "/v1/sessions/{session_id}/journal", None, "operator auditor admin"),
     Route("GET", "/v1/sessions/{session_id}/journal/verify", None, "operator auditor admin"),
 )
 LIST = Route("GET", "/v1/sessions", None, "agent operator auditor admin")
+TOOL = "/v1/tools/{name}"  # these know no session: see test_tools_api.py
+TOOL_ROUTES = {("GET", "/v1/tools"), ("GET", TOOL), ("PUT", TOOL), ("DELETE", TOOL)}
 
 
 async def call(client: Client, route: Route, session_id: str) -> httpx.Response:
@@ -70,7 +74,7 @@ def test_every_route_is_judged_here_when_the_service_has_one(service: Service) -
     described = {
         (method.upper(), path) for path, methods in service.app.openapi()["paths"].items() for method in methods if path.startswith("/v1")
     }
-    assert described == {(route.method, route.path) for route in (*ROUTES, LIST)}
+    assert described == {(route.method, route.path) for route in (*ROUTES, LIST)} | TOOL_ROUTES
 
 
 async def test_role_is_judged_before_existence_on_every_route(busy: Service) -> None:

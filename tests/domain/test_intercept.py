@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.domain import bindings, intercept
+from app.domain.bindings import MAX_REFERENCES
 from app.domain.errors import Conflict, Invalid
 from app.domain.intercept import (
-    MAX_OPEN_REFERENCES,
     AwaitApproval,
     Execute,
     InFlight,
@@ -254,8 +254,8 @@ def reference(text: str) -> bytes:
     return dump({"x": [{"$ref": text}]})
 
 
-OPEN = dump([{"$ref": "result#/id"}] * MAX_OPEN_REFERENCES)
-TOO_OPEN = dump([{"$ref": "result#/id"}] * (MAX_OPEN_REFERENCES + 1))
+OPEN = dump([{"$ref": "result#/id"}] * MAX_REFERENCES)
+TOO_OPEN = dump([{"$ref": "result#/id"}] * (MAX_REFERENCES + 1))
 BIG = dump({"text": "x" * (bindings.MAX_BOUND_ARGS_BYTES // 2)})
 # args -> the refusal's code and the place of the fault, or None where they are taken; the payload is `BIG` with `amount` beside.
 REFERENCES: list[tuple[bytes, tuple[str, str] | None]] = [
@@ -271,7 +271,7 @@ REFERENCES: list[tuple[bytes, tuple[str, str] | None]] = [
     (reference("session#/id"), ("bad_reference", "/x/0")),
     (reference("result#credit_id"), ("bad_reference", "/x/0")),
     (reference("https://a.example/schema"), ("bad_reference", "/x/0")),
-    (TOO_OPEN, ("args_too_large", "")),
+    (TOO_OPEN, ("bad_reference", f"/{MAX_REFERENCES}")),
     (dump([{"$ref": "payload#/text"}] * 3), ("args_too_large", "")),
 ]
 

@@ -82,7 +82,7 @@ def test_fail_effect_moves_repeats_or_refuses_when_it_is_in_time(
     """A call that was not applied needs no undo; one that may have been keeps it. The session goes on."""
     for session in IN_TIME:
         draft = new_draft(new_session(session))
-        decided = outcomes.fail_effect(draft, report_on(state, UndoState.SKIPPED if state is E.FAILED else UndoState.PENDING), report)
+        decided = outcomes.fail_effect(draft, report_on(state, UndoState.SKIPPED if state is E.FAILED else UndoState.PENDING), report, [])
         assert kinds_of(draft) == kinds
         assert draft.session.state is session
         if isinstance(decided, Reported):
@@ -97,7 +97,7 @@ def test_fail_effect_moves_repeats_or_refuses_when_it_is_in_time(
 def test_fail_effect_works_without_an_undo_entry_when_the_call_is_a_read() -> None:
     """A read has nothing to skip."""
     draft = new_draft(new_session())
-    decided = outcomes.fail_effect(draft, report_on(E.EXECUTING, None), NOT_APPLIED)
+    decided = outcomes.fail_effect(draft, report_on(E.EXECUTING, None), NOT_APPLIED, [])
     assert isinstance(decided, Reported)
     assert (decided.effect.state, decided.undo_entry, kinds_of(draft)) == (E.FAILED, None, [K.FAILED])
 
@@ -167,7 +167,7 @@ def test_reports_change_nothing_when_the_session_is_completed(state: E, report: 
     """After complete nothing can unwind the session, so there is nothing that a report could change."""
     draft = new_draft(new_session(SessionState.COMPLETED))
     assert code_of(outcomes.commit(draft, report_on(state), OTHER)) == "session_not_active"
-    assert code_of(outcomes.fail_effect(draft, report_on(state), report)) == "session_not_active"
+    assert code_of(outcomes.fail_effect(draft, report_on(state), report, [])) == "session_not_active"
     assert code_of(outcomes.fail_session(draft, "too late", [report_on(state)])) == "session_not_active"
     assert draft.is_empty
 
@@ -180,7 +180,7 @@ def test_reports_change_nothing_when_the_session_is_completed(state: E, report: 
 def test_fail_effect_skips_or_is_recorded_when_it_is_late(session: SessionState, state: E, entry: UndoState, report: FailReport) -> None:
     """A call that was not applied is taken out of the unwind while its undo was not sent; any other late failure is recorded."""
     draft = new_draft(new_session(session))
-    decided = outcomes.fail_effect(draft, report_on(state, entry), report)
+    decided = outcomes.fail_effect(draft, report_on(state, entry), report, [])
     assert code_of(decided) == "session_not_active"
     is_unwinding = session in {SessionState.FAILED, SessionState.COMPENSATING}
     changes = draft.changes()
@@ -231,7 +231,7 @@ def test_fail_session_makes_the_second_newest_due_when_the_newest_was_not_applie
     upper = Reported(effect=new_effect(E.EXECUTING, 2), undo_entry=new_entry(step=2))
     lower = Reported(effect=new_effect(E.COMMITTED, 1), undo_entry=new_entry(step=1))
     draft = new_draft(new_session(last_step=2))
-    reported = outcomes.fail_effect(draft, upper, NOT_APPLIED)
+    reported = outcomes.fail_effect(draft, upper, NOT_APPLIED, [])
     assert isinstance(reported, Reported)
     assert outcomes.fail_session(draft, "the run failed", [lower, reported]) is None
     assert [change.after.step_index for change in draft.changes().calls] == [1]

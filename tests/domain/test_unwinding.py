@@ -29,7 +29,7 @@ from app.domain.model import (
 from app.domain.outcomes import REPORTING_STATES, FailReport
 from app.domain.retry import Attempt, Failure
 from app.domain.states import RESTING_STATES, UNWINDING_STATES
-from app.domain.unwinding import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Work
+from app.domain.unwinding import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Work, Yield
 from tests.domain.world import (
     RULES,
     START,
@@ -152,7 +152,7 @@ class Unwinding(RuleBasedStateMachine):
         """Report that a call failed, in time or late."""
         step = data.draw(st.sampled_from(sorted(self.world.effects)))
         draft = self.world.draft()
-        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"))
+        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"), [])
         if not draft.is_empty:
             self.decide(draft)
 
@@ -225,6 +225,9 @@ class Unwinding(RuleBasedStateMachine):
                 assert call == self.world.calls[call.call_id]
                 assert call.due_at is not None
                 assert call.due_at <= max(call.deadline_at, self.world.now)
+            case Yield(call=call):
+                assert call == self.world.calls[call.call_id]
+                assert (call.due_at, call.attempts, call.is_attempt_open) == (changes.calls[-1].after.due_at, 0, False)
             case Send(call=call):
                 self.flying = move
                 self.witness(changes, move, before if before.call_id == call.call_id else None)
@@ -465,7 +468,7 @@ def test_record_goes_past_a_failed_entry_when_it_is_independent_only(independent
     assert states == {2: UndoState.FAILED}
 
 
-def test_record_begins_nothing_new_when_the_worker_is_stopping() -> None:
+def test_record_yields_the_next_entry_when_the_worker_may_not_go_on() -> None:
     """The next entry becomes due for whoever comes next, and is neither frozen nor counted."""
     below = unwinding.StackItem(entry=new_entry(step=1), effect=new_effect(EffectState.COMMITTED))
     upper = sent_work()
@@ -473,9 +476,41 @@ def test_record_begins_nothing_new_when_the_worker_is_stopping() -> None:
     work = Work(call=upper.call, item=item, below=below, has_failed_entries=False, may_go_on=False)
     draft = draft_of(SessionState.COMPENSATING)
     move = unwinding.record(draft, work, DONE, 0.5)
-    assert isinstance(move, Wait)
-    assert (move.seconds, move.call.step_index, move.call.attempts, move.call.first_sent_at) == (0.0, 1, 0, None)
+    assert isinstance(move, Yield)
+    assert (move.call.step_index, move.call.attempts, move.call.is_attempt_open, move.call.first_sent_at) == (1, 0, False, None)
     assert move.call.due_at == draft.now
+    assert [change.after.stack_position for change in draft.changes().undo_entries] == [2]
+
+
+# Where the entry below was told to go, where the newest registration says, and the host and port that its call will count for.
+DESTINATIONS: list[tuple[str, str | None, str]] = [
+    ("https://ledger.example/undo", None, "ledger.example:443"),
+    ("http://ledger.example/undo", None, "ledger.example:80"),
+    ("https://ledger.example:8443/undo?a=1", None, "ledger.example:8443"),
+    ("https://ledger.example/undo", "http://moved.example:8080/undo", "moved.example:8080"),
+]
+
+
+@pytest.mark.parametrize(("url", "newest", "destination"), DESTINATIONS)
+def test_next_destination_is_where_the_entry_below_goes_when_it_is_sent(url: str, newest: str | None, destination: str) -> None:
+    """What a worker asks for room at is the place that the next call is written with when it goes on."""
+    below = unwinding.StackItem(
+        entry=new_entry(step=1, compensation=new_compensation(url=url)),
+        effect=new_effect(EffectState.COMMITTED),
+        newest=None if newest is None else new_compensation(url=newest),
+    )
+    upper = sent_work()
+    item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2), effect=upper.item.effect)
+    work = Work(call=upper.call, item=item, below=below, has_failed_entries=False)
+    assert unwinding.next_destination(work) == destination
+    move = unwinding.record(draft_of(SessionState.COMPENSATING), work, DONE, 0.5)
+    assert isinstance(move, Send)
+    assert move.call.destination == destination
+
+
+def test_next_destination_is_none_when_nothing_is_pending_below() -> None:
+    """The last entry needs no room for another."""
+    assert unwinding.next_destination(sent_work()) is None
 
 
 # Budget of 2 retries, waits of 100, 200 ms at most, jitter's die at its middle.
@@ -537,6 +572,26 @@ def test_record_asks_on_when_an_undo_is_only_accepted(location: str | None, poll
     assert isinstance(sent, Send)
     assert sent.is_poll is (poll_url is not None)
     assert (sent.call.attempts, sent.call.polls) == ((1, 1) if poll_url else (2, 0))
+
+
+# A call that asks a 202's Location, or its own URL; what is answered; what is told of it.
+TOLD: list[tuple[str | None, Attempt, str | None]] = [
+    (UNDO_URL, answered(500), "asking the Location of a 202: http 500"),
+    (UNDO_URL, answered(404), "asking the Location of a 202: http 404"),
+    (UNDO_URL, answered(202), "asking the Location of a 202: http 202"),
+    (UNDO_URL, broken(Failure.TIMEOUT, was_sent=True), "asking the Location of a 202: timeout: it broke"),
+    (UNDO_URL, DONE, None),
+    (None, answered(500), "http 500"),
+    (None, answered(202), "http 202"),
+]
+
+
+@pytest.mark.parametrize(("poll_url", "attempt", "told"), TOLD)
+def test_last_error_says_what_was_asked_when_it_was_the_location(poll_url: str | None, attempt: Attempt, told: str | None) -> None:
+    """Whoever reads `http 404` would look for it at the undo's own URL, which answered 202."""
+    draft = draft_of(SessionState.COMPENSATING)
+    unwinding.record(draft, sent_work(poll_url=poll_url, polls=1 if poll_url else 0), attempt, 0.5)
+    assert draft.changes().calls[0].after.last_error == told
 
 
 def test_begin_keeps_interruptions_within_what_was_counted_when_polls_are_cut_off() -> None:

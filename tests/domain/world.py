@@ -93,6 +93,7 @@ def new_effect(state: EffectState = EffectState.EXECUTING, step: int = 1, **chan
         "step_index": StepIndex(step),
         "effect_id": EffectId(UUID(int=step)),
         "tool": "issue_credit",
+        "tool_version": None,
         "reversibility": Reversibility.COMPENSATABLE,
         "state": state,
         "outcome": outcome,
@@ -166,6 +167,7 @@ def command(**changes: Any) -> InterceptCommand:
     values: dict[str, Any] = {
         "tool": "issue_credit",
         "payload": b'{"amount":2500}',
+        "payload_pointer": "/args",
         "step_index": StepIndex(1),
         "reversibility": Reversibility.COMPENSATABLE,
         "compensation": new_compensation(),
@@ -179,6 +181,7 @@ def command(**changes: Any) -> InterceptCommand:
 def seen(**changes: Any) -> Seen:
     """Say what an intercept meets: nothing, unless told otherwise."""
     values: dict[str, Any] = {
+        "tool": None,
         "at_step": None,
         "under_key": None,
         "unsettled": [],

@@ -2,13 +2,21 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from uuid import UUID
 
+import pytest
+
+from app.domain.model import CallId, OrgName, SessionId
+from app.engine.unwind import Holding
+from app.storage.calls import Claim
 from tests.conftest import StartService
 from tests.factories import JsonObject, do_step, open_service
 from tests.fakes import FakeEndpoint, Reply
 from tests.probes import PATIENCE_SECONDS, call_of, fetch, make_due, no_claims, rest, take_lease_away
 
 TERMINATE_SQL = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE $1 AND datname = current_database()"
+# Due, and in nobody's hands: what workers without room have left.
+LEFT_SQL = "SELECT count(*) AS left FROM outgoing_calls WHERE due_at IS NOT NULL AND leased_by IS NULL AND step_index = 1"
 WAITING_SQL = "SELECT count(*) AS waiting FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
@@ -31,6 +39,60 @@ async def test_destination_is_spared_when_many_sessions_unwind(services: StartSe
     found = await asyncio.gather(*(rest(service.agent, name) for name in names))
     assert {session["state"] for session in found} == {"compensated"}
     assert (len(endpoint.received), endpoint.max_concurrency) == (8, 2)
+
+
+async def test_destination_is_spared_when_sessions_move_on_to_it(services: StartService, endpoint: FakeEndpoint) -> None:
+    """Workers from elsewhere find no more room than claims do, even all at once; without room they leave the call, and their slot."""
+    service = await services(max_calls=6, max_calls_per_destination=2)
+    hung, answering = asyncio.Event(), asyncio.Event()
+    endpoint.script("/hangs", Reply(gate=hung))
+    names = [f"s{number}" for number in range(6)]
+    async with AsyncExitStack() as stack:
+        tops = [await stack.enter_async_context(FakeEndpoint(default=Reply(gate=answering))) for _ in range(3)]
+        for number, name in enumerate(names):
+            await do_step(service.agent, name, 1, endpoint.url("/hangs"))
+            await do_step(service.agent, name, 2, tops[number % 3].url("/top"))
+        for name in names:
+            (await service.agent.fail(name)).raise_for_status()
+        for top in tops:
+            await top.wait_for_requests(2)
+        answering.set()
+        await endpoint.wait_for_requests(2)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await fetch(service.database_url, LEFT_SQL))[0]["left"] < 4:
+                pass  # every look is a round trip
+        assert [len(top.received) for top in tops] == [2, 2, 2]
+        await do_step(service.agent, "innocent", 1, tops[0].url("/innocent"))
+        assert (await rest(service.agent, "innocent"))["state"] == "compensated"
+    assert (len(endpoint.received), endpoint.max_concurrency) == (2, 2)
+    hung.set()
+    found = await asyncio.gather(*(rest(service.agent, name) for name in names))
+    assert {session["state"] for session in found} == {"compensated"}
+    assert (len(endpoint.received), endpoint.max_concurrency) == (6, 2)
+    assert {request.header("Countermand-Attempt") for request in endpoint.received} == {"1"}
+
+
+# Whether the worker is stopping, where its session's next call goes, whether there is room -> whether it goes on, what place it keeps.
+NEXT_CALLS: list[tuple[bool, str | None, bool, bool, str | None]] = [
+    (False, "elsewhere:443", True, True, "elsewhere:443"),
+    (False, "elsewhere:443", False, False, None),
+    (False, "here:443", False, True, None),
+    (False, None, False, True, None),
+    (True, "elsewhere:443", True, False, None),
+    (True, "here:443", True, False, None),
+    (True, None, True, False, None),
+]
+
+
+@pytest.mark.parametrize(("is_stopping", "destination", "has_room", "goes_on", "reserved"), NEXT_CALLS)
+def test_worker_goes_on_when_there_is_room(
+    *, is_stopping: bool, destination: str | None, has_room: bool, goes_on: bool, reserved: str | None
+) -> None:
+    """At the same destination its own place becomes free; elsewhere it keeps one before anybody else can."""
+    claim = Claim(OrgName("acme"), SessionId("s"), CallId(UUID(int=1)), "here:443", 1)
+    holding = Holding(claim=claim, has_room=lambda _: has_room, is_stopping=is_stopping)
+    assert holding.may_go_on(destination) is goes_on
+    assert holding.reserved == reserved
 
 
 async def test_process_is_spared_when_many_sessions_unwind(services: StartService, endpoint: FakeEndpoint) -> None:

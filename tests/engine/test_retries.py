@@ -54,7 +54,7 @@ async def run_due_call(unwind: Unwind) -> None:
     """Claim the one call that is due and work on it until it rests or waits for long."""
     async with unwind.database.dispatch() as connection:
         (claim,) = await calls.claim(connection, unwind.lease, 1, [])
-    await unwind.run(Holding(claim=claim))
+    await unwind.run(Holding(claim=claim, has_room=lambda _: True))
 
 
 async def unwound(service: Service, endpoint: FakeEndpoint, name: str, *replies: Reply, **compensation: object) -> JsonObject:

@@ -49,6 +49,14 @@ class Gate:
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
         )
 
+    async def end_who_waits(self) -> None:
+        """End the backends that wait here: what they were about to commit is undone."""
+        await self.connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_locks "
+            f"WHERE locktype = 'advisory' AND objid = {self.key} AND NOT granted "
+            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+
     async def open(self) -> None:
         """Let them through."""
         await self.connection.execute(f"SELECT pg_advisory_unlock({self.key})")

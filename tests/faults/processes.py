@@ -23,7 +23,7 @@ START_SECONDS = 60.0
 END_SECONDS = 30.0
 PROBE_SECONDS = 0.02
 LEASE_SECONDS = 1.0  # the shortest there may be: what a killed worker's call waits for
-CRASHES = frozenset({"call_crashed", "request_crashed"})
+CRASHES = frozenset({"call_crashed", "request_crashed", "timeout_crashed"})
 # Imports ahead, everything else when told to: so that a start again costs a tenth of a second, not two.
 WARM = "import sys; from app.cli import main; sys.argv = ['countermand', *sys.argv[1:]]; sys.stdin.readline() or sys.exit(); main()"
 

@@ -182,7 +182,7 @@ async def _loses_its_lease(worker: Unwind, holding: Holding) -> bool:
 
 async def _claim(worker: Unwind) -> Holding:
     (claim,) = await _claims(worker)
-    return Holding(claim=claim)
+    return Holding(claim=claim, has_room=lambda _: True)
 
 
 async def _claims(worker: Unwind) -> list[Claim]:

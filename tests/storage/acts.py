@@ -8,7 +8,7 @@ from app.domain.draft import Draft, Surroundings
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import Execute, InterceptRules
 from app.domain.model import OrgName, Principal, Role, SessionId, StepIndex
-from app.engine.forward import Forward
+from app.engine.forward import Ask, Forward
 from app.storage import calls, changes
 from app.storage.calls import Claim
 from app.storage.changes import Lease
@@ -40,7 +40,7 @@ async def do_steps(database: Database, session_id: SessionId, count: int, org: O
     for index in range(1, count + 1):
         asked = command(step_index=StepIndex(index), compensation=new_compensation(**compensation))
         decision = await verbs(database).intercept(agent_of(org), session_id, asked)
-        await verbs(database).commit(agent_of(org), session_id, StepIndex(index), RESULT)
+        await verbs(database).commit(Ask(principal=agent_of(org), session_id=session_id), StepIndex(index), RESULT, lambda _: b"")
         if isinstance(decision, Execute):
             done.append(decision)
     return done
@@ -48,7 +48,7 @@ async def do_steps(database: Database, session_id: SessionId, count: int, org: O
 
 async def fail(database: Database, session_id: SessionId = RUN, org: OrgName = ACME) -> None:
     """Fail a run: its newest undo is due."""
-    await verbs(database).fail_session(agent_of(org), session_id, "the run failed", None)
+    await verbs(database).fail_session(Ask(principal=agent_of(org), session_id=session_id), "the run failed", None, lambda _: b"")
 
 
 async def claim(database: Database, lease: Lease = LEASE, limit: int = 10) -> list[Claim]:

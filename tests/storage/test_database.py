@@ -12,6 +12,7 @@ import pytest
 from app.domain.model import OrgName
 from app.storage.database import (
     MILLISECOND_BOUNDS,
+    RUNTIME_ROLE,
     Database,
     StorageUnavailable,
     is_org_name,
@@ -147,6 +148,47 @@ async def lose_connection(database: Database, database_url: str) -> None:
         async with owner_connection(database_url) as owner:
             assert await owner.fetchval("SELECT pg_terminate_backend($1, 5000)", backend)
         await tx.connection.fetchval("SELECT 1")
+
+
+@asynccontextmanager
+async def pool_without_reset(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Database]:
+    """Open a pool of one connection whose reset never ends, as on a network that has gone silent just after the commit."""
+
+    async def hang(_connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("app.storage.database.RESET_TIMEOUT_SECONDS", 0.05)
+    async with asyncpg.create_pool(
+        database_url, min_size=0, max_size=1, reset=hang, server_settings={"role": RUNTIME_ROLE, "application_name": APPLICATION}
+    ) as opened:
+        yield Database(opened)
+
+
+async def make_org(database: Database, org: OrgName) -> int:
+    """Insert an org, and return the number of the backend that did it."""
+    async with database.transaction(org) as tx:
+        await tx.connection.execute("INSERT INTO orgs (org) VALUES ($1)", org)
+        backend: int = await tx.connection.fetchval("SELECT pg_backend_pid()")
+    return backend
+
+
+async def test_commit_stands_when_its_connection_cannot_be_reset(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who committed is not told `unavailable` for what became of the connection afterwards; the next one gets a fresh one."""
+    async with pool_without_reset(database_url, monkeypatch) as database:
+        backends = [await make_org(database, org) for org in (ACME, BETA)]
+    assert len(set(backends)) == 2
+    async with owner_connection(database_url) as owner:
+        assert await owner.fetchval("SELECT array_agg(org::text ORDER BY org) FROM orgs") == [ACME, BETA]
+
+
+async def test_exception_comes_out_as_it_was_when_its_connection_cannot_be_reset(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refusal stays the refusal, and is rolled back; the pool goes on."""
+    async with pool_without_reset(database_url, monkeypatch) as database:
+        with pytest.raises(LookupError, match="changed my mind"):
+            await write_and_raise(database)
+        await make_org(database, ACME)
 
 
 async def test_connections_are_bounded_when_they_hold_locks(database: Database) -> None:

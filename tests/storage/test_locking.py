@@ -7,9 +7,10 @@ from datetime import datetime
 from app.domain import unwinding
 from app.domain.draft import Draft
 from app.domain.intercept import Execute
-from app.domain.model import EffectState, SessionState, StepIndex
+from app.domain.model import EffectState, SessionId, SessionState, StepIndex
 from app.engine.forward import Forward
 from app.storage import calls, changes, sessions
+from app.storage.calls import Claim
 from app.storage.database import Database
 from app.storage.sessions import Wanted
 from tests.domain.world import answered, command, new_compensation
@@ -17,7 +18,10 @@ from tests.factories import owner_connection
 from tests.storage.acts import ACME, LEASE, RESULT, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, verbs
 
 PATIENCE_SECONDS = 10.0
+OTHER_RUN = SessionId("run-2")
 WAITING_SQL = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+
+END_LEASES_SQL = "UPDATE outgoing_calls SET leased_until = clock_timestamp() WHERE leased_until IS NOT NULL"
 
 
 async def until_waiting(database_url: str, count: int = 1) -> None:
@@ -173,3 +177,78 @@ async def test_leases_are_renewed_and_released_when_they_are_ones_own(database: 
     async with database.dispatch() as connection:
         await calls.release(connection, [claimed])
     assert [each.epoch for each in await claim(database)] == [2]
+
+
+async def go_on(database: Database, claimed: Claim) -> Claim:
+    """Begin a claimed call and record that it was undone; return the claim on the session's next one, under the same lease."""
+    await begin(database, claimed)
+    async with database.transaction(ACME) as tx:
+        locked = await calls.lock_call(tx, claimed)
+        draft = Draft(locked.session, surroundings(locked.now))
+        move = unwinding.record(draft, locked.work, answered(200), 0.5)
+        await changes.write(tx, [draft.changes()], lease=LEASE)
+    assert isinstance(move, unwinding.Send)
+    return replace(claimed, call_id=move.call.call_id, epoch=move.call.epoch)
+
+
+async def give_back(database: Database, claimed: Claim, worker: str = LEASE.worker) -> None:
+    """Give back what a worker that lost track may hold."""
+    async with database.dispatch() as connection:
+        await calls.give_back(connection, claimed, worker)
+
+
+async def test_claim_is_given_back_when_its_worker_lost_track(database: Database) -> None:
+    """What is given back is claimed anew before the lease runs out; other sessions of the same worker keep theirs."""
+    for session_id in (RUN, OTHER_RUN):
+        await do_steps(database, session_id, 1)
+        await fail(database, session_id)
+    mine = {each.session_id: each for each in await claim(database)}
+    await begin(database, mine[RUN])
+    await give_back(database, mine[RUN])
+    assert [(each.session_id, each.epoch) for each in await claim(database)] == [(RUN, 2)]
+
+
+async def test_next_call_is_given_back_when_the_write_that_left_it_was_lost(database: Database) -> None:
+    """The worker knows its old claim only; the call that its last write left under the same lease has epoch 0."""
+    await do_steps(database, RUN, 2)
+    await fail(database)
+    (known,) = await claim(database)
+    following = await go_on(database, known)
+    assert following.epoch == 0
+    assert await claim(database) == []
+    await give_back(database, known)
+    assert await claim(database) == [replace(following, epoch=1)]
+
+
+async def test_nothing_is_given_back_when_it_is_another_workers(database: Database) -> None:
+    """Neither the call that another one holds, nor the next one that another one's write left under its lease."""
+    await do_steps(database, RUN, 2)
+    await fail(database)
+    (known,) = await claim(database)
+    await give_back(database, known, "worker-2")
+    assert await claim(database) == []
+    following = await go_on(database, known)
+    for claimed in (known, following):
+        await give_back(database, claimed, "worker-2")
+    assert await claim(database) == []
+
+
+async def test_nothing_is_given_back_when_it_was_claimed_anew(database: Database, database_url: str) -> None:
+    """The same worker may have claimed the call again, or the next one: that work is under way."""
+    await do_steps(database, RUN, 2)
+    await fail(database)
+    (first,) = await claim(database)
+    async with owner_connection(database_url) as connection:
+        await connection.execute(END_LEASES_SQL)
+    (again,) = await claim(database)
+    assert again == replace(first, epoch=2)
+    await give_back(database, first)
+    assert await claim(database) == []
+
+    await go_on(database, again)
+    async with owner_connection(database_url) as connection:
+        await connection.execute(END_LEASES_SQL)
+    (following,) = await claim(database)
+    assert following.epoch == 1
+    await give_back(database, again)
+    assert await claim(database) == []

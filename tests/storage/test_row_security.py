@@ -7,12 +7,15 @@ import asyncpg
 import pytest
 
 from app.domain.model import Reversibility, Role, StepIndex
+from app.domain.tools import Definition, Tool
+from app.storage import answers, tools
+from app.storage.answers import RepeatableRequest
 from app.storage.database import Database, StorageUnavailable, open_database
 from tests.domain.world import command
 from tests.factories import make_principal_key, owner_connection
 from tests.storage.acts import ACME, BETA, RUN, agent_of, do_steps, fail, verbs
 
-TABLES = ("orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
+TABLES = ("orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal", "tools", "remembered_answers")
 OTHER_SESSION = "run-2"
 # What a tenant may not do to the other's rows: each must be refused, or meet no row.
 UPDATES = {
@@ -33,6 +36,11 @@ async def fill(database: Database, database_url: str) -> None:
         await fail(database, RUN, org)
         parked = command(step_index=StepIndex(1), reversibility=Reversibility.IRREVERSIBLE, compensation=None)
         await verbs(database).intercept(agent_of(org), OTHER_SESSION, parked)  # type: ignore[arg-type]  # text is as good as its NewType
+        async with database.transaction(org) as tx:
+            definition = Definition(reversibility=Reversibility.READ_ONLY)
+            await tools.add(tx, Tool(name="get_order", version=1, definition=definition), "root-1", is_deleted=False)
+            request = RepeatableRequest(subject="robot-1", request="POST /v1/x", key="k-1", sha256=bytes(32))
+            await answers.keep(tx, RUN, request, 200, b"{}")
 
 
 async def rows_of(database_url: str, org: str) -> dict[str, list[str]]:
@@ -122,6 +130,7 @@ DISPATCHER_COLUMNS = {
         ("outgoing_calls", column, "SELECT")
         for column in ("org", "session_id", "call_id", "destination", "due_at", "leased_by", "leased_until", "epoch")
     ),
+    *(("sessions", column, "SELECT") for column in ("org", "session_id", "state", "idle_seconds", "active_at", "deadline_at")),
     *(("outgoing_calls", column, "UPDATE") for column in ("leased_by", "leased_until", "epoch")),
 }
 RUNTIME_TABLES = {
@@ -134,6 +143,8 @@ RUNTIME_TABLES = {
     "undo_stack": {"SELECT", "INSERT", "UPDATE"},
     "outgoing_calls": {"SELECT", "INSERT", "UPDATE"},
     "journal": {"SELECT", "INSERT"},
+    "tools": {"SELECT", "INSERT"},
+    "remembered_answers": {"SELECT", "INSERT"},
 }
 COLUMN_PRIVILEGES_SQL = """
 SELECT c.relname AS table_name, a.attname AS column_name, p.privilege
@@ -171,7 +182,9 @@ async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: 
     for statement in (
         "SELECT body FROM outgoing_calls",
         "SELECT * FROM outgoing_calls",
-        "SELECT org FROM sessions",
+        "SELECT metadata FROM sessions",
+        "SELECT definition FROM tools",
+        "SELECT body FROM remembered_answers",
         "SELECT payload FROM effect_log",
         "SELECT content FROM journal",
         "UPDATE outgoing_calls SET due_at = NULL",

@@ -159,6 +159,13 @@ GOOD: dict[str, dict[str, str]] = {
         "org": "'acme'", "session_id": "'run-1'", "seq": "1", "kind": "'OPENED'", "step": "NULL", "actor": "'agent:robot-1'",
         "at": "'2026-01-02T03:04:05.000006Z'", "body": "'{}'", "prev_hash": HASH, "hash": HASH,
     },
+    "tools": {
+        "org": "'acme'", "name": "'issue_credit'", "version": "1", "definition": "'{}'", "is_deleted": "false", "created_by": "'root-1'",
+    },
+    "remembered_answers": {
+        "org": "'acme'", "subject": "'robot-1'", "request": "'POST /v1/x'", "request_key": "'k-1'", "session_id": "'run-1'",
+        "request_sha256": HASH, "status": "200", "body": "'{}'",
+    },
 }  # fmt: skip
 SENT = {"first_sent_at": "now()", "url": "'https://a.example/'", "body": "'{}'", "outcome": "'unknown'", "attempts": "1"}
 COMMITTED = {"state": "'committed'", "outcome": "'committed'", "executed_at": "now()"}
@@ -229,6 +236,16 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "journal_at_check": [("journal", {"at": text}) for text in ("''", "'2026-01-02T03:04:05Z'", "'2026-01-02 03:04:05.000006+00'")],
     "journal_prev_hash_check": [("journal", {"prev_hash": SHORT_HASH})],
     "journal_hash_check": [("journal", {"hash": SHORT_HASH})],
+    "effect_log_tool_version_check": [("effect_log", {"tool_version": "0"})],
+    "tools_name_check": [("tools", {"name": "''"}), ("tools", {"name": "repeat('x', 201)"})],
+    "tools_version_check": [("tools", {"version": "0"})],
+    "remembered_answers_request_key_check": [
+        ("remembered_answers", {"request_key": "''"}),
+        ("remembered_answers", {"request_key": "repeat('x', 256)"}),
+    ],
+    "remembered_answers_request_sha256_check": [("remembered_answers", {"request_sha256": SHORT_HASH})],
+    "remembered_answers_status_check": [("remembered_answers", {"status": "199"}), ("remembered_answers", {"status": "300"})],
+    "remembered_answers_org_session_id_fkey": [("remembered_answers", {"session_id": "'run-2'"})],
     "keys_org_fkey": [("keys", {"org": "'nobody'", "key_id": "'ba9876543210'"})],
     "effect_log_org_session_id_fkey": [("effect_log", {"session_id": "'run-2'"}), ("effect_log", {"org": "'beta'"})],
     "approvals_org_session_id_step_index_fkey": [("approvals", {"step_index": "3"})],

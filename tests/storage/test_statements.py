@@ -14,7 +14,7 @@ from tests.factories import owner_connection
 from tests.storage.acts import ACME
 
 # Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
-DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "FIND_KEY_SQL"}
+DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "GIVE_BACK_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
 # Not a query: nothing to explain.
 UTILITY = {"BECOME_DISPATCHER_SQL"}
 
@@ -97,13 +97,18 @@ CALL = "(SELECT call_id FROM outgoing_calls WHERE org = 'acme' AND session_id = 
 # The hot statements: their role's parameters as SQL, and the indexes that may serve them.
 HOT: dict[str, tuple[str, set[str]]] = {
     "LOCK_SQL": (
-        f"{RUN_7}, 3, 'key-3', true, true",
-        {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey"},
+        f"{RUN_7}, 3, 'key-3', true, true, true, true, 'issue_credit'",
+        {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey", "tools_pkey"},
     ),
-    "LOCK_CALL_SQL": (f"{RUN_7}, '%call%'", {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey"}),
+    "LOCK_CALL_SQL": (
+        f"{RUN_7}, '%call%'",
+        {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey", "tools_pkey"},
+    ),
+    "OVERDUE_SQL": ("100", {"sessions_active"}),
     "CLAIM_SQL": ("'{}', 10, 'worker-1', 30", {"outgoing_calls_due", "outgoing_calls_pkey"}),
     "RENEW_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 30", {"outgoing_calls_pkey"}),
     "RELEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}'", {"outgoing_calls_pkey"}),
+    "GIVE_BACK_SQL": (f"{RUN_7}, 'worker-1', '%call%', 1", {"outgoing_calls_pkey", "outgoing_calls_org_session_id_step_index_key"}),
     "READ_JOURNAL_SQL": (f"{RUN_7}, 1, 500", {"journal_pkey"}),
     "SESSION_SQL": (RUN_7, {"sessions_pkey"}),
     "STEPS_SQL": (

@@ -1,0 +1,106 @@
+"""Apply a file of tool registrations to a running service. Must not judge them: the service does."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import yaml
+
+from app.cli.manners import SetupError
+
+TIMEOUT_SECONDS = 30.0
+# What the service adds to what was said.
+_ANSWERED_ONLY = frozenset({"name", "version", "created_by", "created_at"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What applying the file does to one tool: `+` registers it, `~` makes a new version, `=` leaves it; `members` differ."""
+
+    mark: str
+    name: str
+    members: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return one line for the person at the terminal."""
+        return f"{self.mark} {self.name}" + (f": {', '.join(self.members)}" if self.members else "")
+
+
+def read_file(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Read `tools: {name: definition}` from a YAML (or JSON) file.
+
+    Raises:
+        SetupError: it cannot be read, or has another form.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SetupError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SetupError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
+    except yaml.YAMLError as error:
+        raise SetupError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    tools = found.get("tools") if isinstance(found, dict) else None
+    if not isinstance(tools, dict) or not all(isinstance(name, str) and isinstance(tool, dict) for name, tool in tools.items()):
+        raise SetupError(f"{path}: expected a mapping `tools:` of names to definitions")
+    try:
+        json.dumps(tools, allow_nan=False)
+    except (TypeError, ValueError) as error:  # YAML has dates, sets, references to itself and numbers that are none
+        raise SetupError(f"{path} holds what JSON has no word for: {error}") from error
+    return tools
+
+
+def connect() -> httpx.Client:
+    """Return a client of the service that COUNTERMAND_URL names, with the key in COUNTERMAND_ADMIN_KEY.
+
+    Raises:
+        SetupError: one of them is missing.
+    """
+    url, key = os.environ.get("COUNTERMAND_URL"), os.environ.get("COUNTERMAND_ADMIN_KEY")
+    if not url or not key:
+        raise SetupError("set COUNTERMAND_URL and COUNTERMAND_ADMIN_KEY: the service's address and an admin's key")
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+
+def apply(client: httpx.Client, tools: Mapping[str, Mapping[str, Any]], *, is_dry_run: bool) -> list[Step]:
+    """Register what is new or differs, and return what was done, or would be.
+
+    Raises:
+        SetupError: the service refuses, with its reason.
+    """
+    steps = []
+    for name, definition in tools.items():
+        path = f"/v1/tools/{quote(name, safe='')}"
+        before = client.get(path)
+        registered = {} if before.status_code == httpx.codes.NOT_FOUND else _checked(before)
+        after = client.put(path, json=definition, params={"dry_run": "true"} if is_dry_run else {})
+        steps.append(_step(name, registered, _checked(after), is_new_version=after.status_code == httpx.codes.CREATED))
+    return steps
+
+
+def _step(name: str, registered: Mapping[str, Any], applied: Mapping[str, Any], *, is_new_version: bool) -> Step:
+    if not is_new_version:
+        return Step(mark="=", name=name)
+    if not registered:
+        return Step(mark="+", name=name)
+    members = (member for member in applied if member not in _ANSWERED_ONLY and applied[member] != registered.get(member))
+    return Step(mark="~", name=name, members=tuple(sorted(members)))
+
+
+def _checked(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        found = response.json()
+    except ValueError:
+        found = None
+    body: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    if body and response.is_success:
+        return body
+    places = "; ".join(f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in body.get("errors") or [])
+    detail = body.get("detail") or f"{response.status_code}, and no answer of this service"
+    request = response.request
+    raise SetupError(f"{request.method} {request.url.path}: {detail} {places}".rstrip())

@@ -1,0 +1,50 @@
+"""Find sessions whose agent fell silent or ran out of time, and have each judged again under its lock. Must not fail one itself."""
+
+from dataclasses import dataclass
+
+import structlog
+
+from app.domain.model import OrgName, SessionId
+from app.engine.clock import Clock
+from app.engine.forward import Forward
+from app.storage import sessions
+from app.storage.database import Database, StorageUnavailable
+
+SESSIONS_PER_SWEEP = 100  # one after the other, so that a herd of dead agents does not crowd out living ones
+
+_log = structlog.stdlib.get_logger("countermand")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Sweeps every `sweep_seconds` until cancelled."""
+
+    database: Database
+    forward: Forward
+    clock: Clock
+    sweep_seconds: float
+
+    async def run(self) -> None:
+        """Sweep, wait, sweep again; a database that is away is waited for."""
+        while True:
+            try:
+                await self.sweep()
+            except StorageUnavailable as error:
+                _log.warning("storage_unavailable", where="deadlines", cause=error.cause)
+            await self.clock.sleep(self.sweep_seconds)
+
+    async def sweep(self) -> None:
+        """Have every session judged that seems overdue now."""
+        async with self.database.dispatch() as connection:
+            overdue = await sessions.overdue(connection, SESSIONS_PER_SWEEP)
+        for org, session_id in overdue:
+            await self._judge(org, session_id)
+
+    async def _judge(self, org: OrgName, session_id: SessionId) -> None:
+        try:
+            await self.forward.time_out(org, session_id)
+        except StorageUnavailable:
+            raise
+        except Exception:  # noqa: BLE001 - the loop's edge
+            # One session that cannot be judged must not take the others along, nor the service.
+            _log.exception("timeout_crashed", org=org, session_id=session_id)

@@ -1,0 +1,56 @@
+"""HEAD answers with the head of the GET it stands for (RFC 9110, section 9.3.2). Must not test what GET answers."""
+
+import httpx
+import pytest
+
+from tests.factories import Service, do_step
+from tests.fakes import FakeEndpoint
+from tests.probes import row_counts
+
+# Of the same length each time it is asked for: the answer names no request.
+GET_PATHS = ("/livez", "/readyz", "/v1/sessions", "/v1/sessions/s", "/v1/sessions/s/effects/1", "/v1/sessions/s/journal", "/v1/tools/none")
+COMPARED = ("content-type", "content-length", "etag", "cache-control", "retry-after")
+
+
+def head_of(response: httpx.Response) -> tuple[int, dict[str, str | None]]:
+    """Return status and headers, without those that differ from one answer to the next."""
+    return response.status_code, {name: response.headers.get(name) for name in COMPARED}
+
+
+@pytest.mark.parametrize("path", GET_PATHS)
+async def test_head_is_that_of_get_without_a_body_when_the_path_can_be_got(service: Service, endpoint: FakeEndpoint, path: str) -> None:
+    """Probes and clients that look before they fetch are told the same, the length included, and nothing is written."""
+    await do_step(service.agent, "s", 1, endpoint.url("/1"))
+    before = await row_counts(service.database_url)
+    got = await service.operator.request("GET", path)
+    response = await service.operator.request("HEAD", path)
+    assert head_of(response) == head_of(got)
+    assert (response.content, got.content != b"") == (b"", True)
+    assert await row_counts(service.database_url) == before
+
+
+async def test_head_is_not_modified_when_the_version_is_known(service: Service, endpoint: FakeEndpoint) -> None:
+    """What a client has seen already is not sent again, asked for in either way."""
+    await do_step(service.agent, "s", 1, endpoint.url("/1"))
+    seen = (await service.agent.request("HEAD", "/v1/sessions/s")).headers["etag"]
+    response = await service.agent.request("HEAD", "/v1/sessions/s", headers={"If-None-Match": seen})
+    assert (response.status_code, response.headers["etag"], response.content) == (304, seen, b"")
+
+
+@pytest.mark.parametrize(("key", "path", "status"), [("valid", "/v1/sessions/none", 404), ("none", "/v1/sessions/s", 401)])
+async def test_head_is_refused_as_get_is_when_there_is_nothing_to_show(service: Service, key: str, path: str, status: int) -> None:
+    """A refusal is a problem without its text."""
+    headers = {} if key == "none" else {"Authorization": f"Bearer {service.agent.key}"}
+    response = await service.agent.http.head(path, headers=headers)
+    assert (response.status_code, response.headers["content-type"], response.content) == (status, "application/problem+json", b"")
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/s/fail", "/v1/sessions/s/touch", "/v1/sessions/s/effects/1/commit"])
+async def test_head_is_refused_when_the_path_takes_posts_only(service: Service, endpoint: FakeEndpoint, path: str) -> None:
+    """There is no GET that it could stand for, and it is not taken for the POST."""
+    await do_step(service.agent, "s", 1, endpoint.url("/1"))
+    before = await row_counts(service.database_url)
+    response = await service.agent.request("HEAD", path)
+    assert (response.status_code, response.headers["content-type"], response.content) == (405, "application/problem+json", b"")
+    assert response.headers["allow"] == "POST"
+    assert await row_counts(service.database_url) == before

@@ -1,0 +1,131 @@
+"""The document of the API: it is the one that is kept, it leaves no answer out, and its examples are accepted. Must not test verbs."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from jsonschema import Draft202012Validator
+
+from app.api import openapi
+from app.main import create_app
+from app.settings import Settings
+from tests.conftest import StartService
+from tests.factories import Client
+from tests.golden import kept_text
+
+GOLDEN = "openapi/openapi.json"
+NO_SUCH_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
+PROBLEM_JSON = "application/problem+json"
+
+
+def document() -> dict[str, Any]:
+    """Return the document of an application that is not started."""
+    described: dict[str, Any] = create_app(Settings(_env_file=None), NO_SUCH_DATABASE).openapi()
+    return described
+
+
+class Operation(NamedTuple):
+    """One operation of the document."""
+
+    method: str
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Its operationId."""
+        return str(self.body["operationId"])
+
+
+def operations() -> Iterator[Operation]:
+    """Yield every operation of the document."""
+    for path, methods in document()["paths"].items():
+        for method, body in methods.items():
+            yield Operation(method.upper(), path, body)
+
+
+@pytest.mark.golden
+def test_document_is_the_golden_file() -> None:
+    """A change of the API is seen in its diff; `make openapi` rewrites the file."""
+    current = openapi.dumps(create_app(Settings(_env_file=None), NO_SUCH_DATABASE))
+    assert kept_text(GOLDEN, current) == current, "run `make openapi` and look at the difference"
+
+
+def test_every_operation_says_who_it_is_and_how_it_may_fail() -> None:
+    """Each has a name in the form verbNoun, words for people, and every refusal that any caller can meet, as a problem."""
+    for operation in operations():
+        responses = operation.body["responses"]
+        assert operation.name.isidentifier(), operation
+        assert operation.name[0].islower(), operation
+        assert operation.body["description"], operation.name
+        is_of_api = operation.path.startswith("/v1/")
+        expected = {"401", "403", "500", "503"} if is_of_api else set()
+        if "requestBody" in operation.body:
+            expected |= {"400", "413", "415", "422"}
+        if "{session_id}" in operation.path and is_of_api:
+            expected |= {"404"}
+        assert expected <= responses.keys(), (operation.name, expected - responses.keys())
+        for status, response in responses.items():
+            if int(status) >= 400:
+                assert list(response["content"]) == [PROBLEM_JSON], (operation.name, status)
+                assert response["content"][PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
+        assert any(status.startswith("2") for status in responses), operation.name
+
+
+def examples_of(operation: Operation) -> dict[str, Any]:
+    """Return the examples of an operation's body, by name."""
+    content = operation.body.get("requestBody", {}).get("content", {})
+    return {name: example["value"] for name, example in content.get("application/json", {}).get("examples", {}).items()}
+
+
+def test_every_body_that_has_to_say_something_has_an_example() -> None:
+    """Where a body has members, a reader sees one that works."""
+    schemas = document()["components"]["schemas"]
+    for operation in operations():
+        if "requestBody" not in operation.body:
+            continue
+        reference = operation.body["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        if schemas[reference.rpartition("/")[2]].get("properties"):
+            assert examples_of(operation), operation.name
+
+
+async def prepare(agent: Client, session_id: str) -> None:
+    """Open a session with steps 2 and 3 executing, as the examples speak of them."""
+    for step in (2, 3):
+        answer = await agent.intercept(session_id, step_index=step, reversibility="read_only")
+        answer.raise_for_status()
+
+
+def expect_shape(operation: Operation, answer: httpx.Response) -> None:
+    """Check an answer against what is described for its status."""
+    described = operation.body["responses"][str(answer.status_code)]["content"]["application/json"]["schema"]
+    Draft202012Validator({**described, "components": document()["components"]}).validate(answer.json())
+
+
+async def test_examples_are_accepted_when_they_are_sent(services: StartService) -> None:
+    """Every example of every body is a request that works, and its answer has the shape that is described."""
+    service = await services(has_orchestrator=False, egress_allow="127.0.0.0/8")
+    callers = {"registerTool": service.admin}
+    tried = 0
+    for operation in operations():
+        for name, body in examples_of(operation).items():
+            session_id = f"{operation.name}-{name}"
+            if operation.name not in {"openSession", "interceptEffect", "registerTool"}:
+                await prepare(service.agent, session_id)
+            path = operation.path.format(session_id=session_id, step=2, name=f"tool_{name}")
+            headers = {"Idempotency-Key": "k"}
+            answer = await callers.get(operation.name, service.agent).request(operation.method, path, json=body, headers=headers)
+            assert answer.is_success, (operation.name, name, answer.text)
+            expect_shape(operation, answer)
+            tried += 1
+    assert tried >= 8
+
+
+async def test_document_is_served_as_it_is_kept(services: StartService) -> None:
+    """What a client downloads is the document that is compared with the file."""
+    service = await services(has_orchestrator=False)
+    transport = httpx.ASGITransport(app=service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://countermand.test") as anybody:
+        served = await anybody.get("/openapi.json")
+    assert served.json() == document()
