@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from tests.factories import Service, do_step
 from tests.fakes import FakeEndpoint, Reply
 
@@ -9,8 +11,11 @@ LONG_WAIT_SECONDS = 55
 AT_ONCE_SECONDS = 10.0  # beside the wait that was asked for, and generous beside what it takes
 
 
-async def test_waiting_callers_are_answered_when_the_service_is_told_to_stop(service: Service, endpoint: FakeEndpoint) -> None:
+async def test_waiting_callers_are_answered_when_the_service_is_told_to_stop(
+    service: Service, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever waits for a session or a decision is told what is so now, with the status it would have had; nobody is cut off."""
+    monkeypatch.setattr("app.engine.waits.LOOK_SECONDS", LONG_WAIT_SECONDS)  # nobody may find out by looking again
     held = asyncio.Event()
     endpoint.script("/undo", Reply(gate=held))
     await do_step(service.agent, "unwinds", 1, endpoint.url("/undo"))
