@@ -163,7 +163,8 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
 
 
 def _last_error(attempt: Attempt, *, is_poll: bool) -> str:
-    return f"asking the Location of a 202: {retry.last_error(attempt)}" if is_poll else retry.last_error(attempt)
+    told = retry.last_error(attempt)
+    return f"asking the Location of a 202: {told}"[: retry.MAX_ERROR_CHARACTERS] if is_poll else told
 
 
 def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:

@@ -161,8 +161,8 @@ class Unwind:
             reraise=True,
         ):
             with trial:
-                async with self.database.dispatch() as connection:
-                    await calls.give_back(connection, claim, self.lease.worker)
+                async with self.database.transaction(claim.org) as tx:
+                    await calls.give_back(tx, claim, self.lease.worker)
 
     async def _release(self, claim: Claim) -> None:
         async with self.database.dispatch() as connection:

@@ -83,6 +83,13 @@ async def release(connection: Connection, claims: Sequence[Claim]) -> None:
     await connection.fetch(RELEASE_SQL, *_claim_columns(claims))
 
 
+LOCK_SESSION_SQL = """
+SELECT revision
+FROM sessions
+WHERE org = $1 AND session_id = $2
+FOR NO KEY UPDATE
+"""
+
 GIVE_BACK_SQL = """
 UPDATE outgoing_calls
 SET leased_by = NULL, leased_until = NULL
@@ -91,13 +98,14 @@ RETURNING call_id
 """
 
 
-async def give_back(connection: Connection, claim: Claim, worker: str) -> None:
+async def give_back(tx: Transaction, claim: Claim, worker: str) -> None:
     """Give back whatever a worker that lost track holds of a session, so that the work goes on before the lease runs out.
 
     That is its claim, and the next call that its last write may have left under the same lease (epoch 0: nobody has claimed it since).
-    Needs a dispatcher's connection.
+    The session's lock comes first: a last write that is still under way is waited for, and its call is seen.
     """
-    await connection.fetch(GIVE_BACK_SQL, claim.org, claim.session_id, worker, claim.call_id, claim.epoch)
+    await tx.connection.fetchval(LOCK_SESSION_SQL, tx.org, claim.session_id)
+    await tx.connection.fetch(GIVE_BACK_SQL, tx.org, claim.session_id, worker, claim.call_id, claim.epoch)
 
 
 def _claim_columns(claims: Sequence[Claim]) -> tuple[list[str], list[str], list[CallId], list[int]]:

@@ -6,7 +6,7 @@ import pytest
 
 from app.domain.model import EntryKind
 from tests.conftest import StartService
-from tests.factories import do_step, open_service
+from tests.factories import do_step, open_service, undo_at
 from tests.fakes import FakeEndpoint
 from tests.faults.gates import Place, shut_gate
 from tests.faults.links import open_link
@@ -55,3 +55,25 @@ async def test_unwind_goes_on_long_before_the_lease_ends_when_a_commit_loses_its
         answer = await api.agent.fail("s", wait_s=QUICKLY_SECONDS)
     assert answer.json()["state"] == "compensated"
     assert [(request.path, request.header("Countermand-Attempt")) for request in endpoint.received] == loss.expected
+
+
+async def test_unwind_goes_on_long_before_the_lease_ends_when_the_claimed_entry_was_settled_meanwhile(
+    services: StartService, database_url: str, endpoint: FakeEndpoint
+) -> None:
+    """The claimed call's entry was skipped by a late report, so the worker moved on to the next one, in a commit that nobody hears of."""
+    api = await services(has_orchestrator=False)
+    await do_step(api.agent, "s", 1, endpoint.url("/1"))
+    (await api.agent.intercept("s", step_index=2, compensation=undo_at(endpoint.url("/2")))).raise_for_status()
+    (await api.agent.fail("s")).raise_for_status()
+    assert (await api.agent.fail_effect("s", 2, "not_applied")).status_code == 409
+    async with (
+        open_link(database_url) as link,
+        shut_gate(database_url, "s", EntryKind.COMPENSATING, 1, Place.COMMIT) as gate,
+        open_service(link.url, has_api=False, lease_seconds=LEASE_SECONDS),
+    ):
+        await gate.is_reached()
+        link.cut()
+        await gate.open()
+        answer = await api.agent.fail("s", wait_s=QUICKLY_SECONDS)
+    assert answer.json()["state"] == "compensated"
+    assert [request.path for request in endpoint.received] == ["/1"]

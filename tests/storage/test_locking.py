@@ -193,8 +193,8 @@ async def go_on(database: Database, claimed: Claim) -> Claim:
 
 async def give_back(database: Database, claimed: Claim, worker: str = LEASE.worker) -> None:
     """Give back what a worker that lost track may hold."""
-    async with database.dispatch() as connection:
-        await calls.give_back(connection, claimed, worker)
+    async with database.transaction(claimed.org) as tx:
+        await calls.give_back(tx, claimed, worker)
 
 
 async def test_claim_is_given_back_when_its_worker_lost_track(database: Database) -> None:

@@ -14,7 +14,7 @@ from tests.factories import owner_connection
 from tests.storage.acts import ACME
 
 # Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
-DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "GIVE_BACK_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
+DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
 # Not a query: nothing to explain.
 UTILITY = {"BECOME_DISPATCHER_SQL"}
 
