@@ -115,7 +115,10 @@ async def traceparent(request: Request) -> str | None:
 _ETAG = re.compile(r'"v([0-9]{1,18})"')
 
 
-async def if_match(request: Request) -> frozenset[int] | None:
+async def if_match(
+    request: Request,
+    if_match: Annotated[str | None, Header(description="Act only if what the caller saw, by its ETag, is still current.")] = None,  # noqa: ARG001 - read from the request, which has all of them
+) -> frozenset[int] | None:
     """Return the versions that the caller decided on; None where it does not say, or takes any (RFC 9110, section 13.1.1)."""
     values = request.headers.getlist("if-match")
     if not values or [value.strip() for value in values] == ["*"]:

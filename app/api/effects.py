@@ -127,7 +127,7 @@ async def get_effect(
 @router.post(
     "/effects/{step}/commit",
     operation_id="commitEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409)},
+    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
     dependencies=[Depends(only_query())],
 )
 async def commit_effect(
@@ -145,7 +145,7 @@ async def commit_effect(
 @router.post(
     "/effects/{step}/fail",
     operation_id="failEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409)},
+    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
     dependencies=[Depends(only_query())],
 )
 async def fail_effect(

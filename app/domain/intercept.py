@@ -27,7 +27,7 @@ from app.domain.model import (
     UndoId,
     UndoState,
 )
-from app.domain.outcomes import unsettled_effects
+from app.domain.outcomes import is_past_deadline, past_deadline, unsettled_effects
 from app.domain.payload_schema import faults_of_payload
 from app.domain.tools import Definition, Tool
 
@@ -142,7 +142,7 @@ def _repeat(draft: Draft, effect: Effect, seen: Seen, *, is_same_request: bool) 
     match effect.state:
         case EffectState.EXECUTING if is_same_request:
             return Execute(effect=effect, undo_entry=seen.undo_of_repeat, is_new=False)
-        case EffectState.EXECUTING if seen.tool is not None and seen.tool.definition.is_idempotent:
+        case EffectState.EXECUTING if _is_idempotent(effect, seen.tool):
             return _execute_again(draft, effect, seen)
         case EffectState.EXECUTING:
             return InFlight(effect=effect)
@@ -165,6 +165,11 @@ def _repeat(draft: Draft, effect: Effect, seen: Seen, *, is_same_request: bool) 
             return Refuse(error=_step_settled(effect))
         case _:
             assert_never(effect.state)
+
+
+def _is_idempotent(effect: Effect, tool: Tool | None) -> bool:
+    """Tell whether the version that the call was decided on is the newest, and says that repeating it does no harm."""
+    return tool is not None and tool.version == effect.tool_version and tool.definition.is_idempotent
 
 
 def _execute_again(draft: Draft, effect: Effect, seen: Seen) -> Decision:
@@ -210,7 +215,7 @@ def may_take_effects(draft: Draft) -> SagaError | None:
     session = draft.session
     match session.state:
         case SessionState.ACTIVE:
-            return None
+            return past_deadline(session) if is_past_deadline(draft) else None
         case SessionState.AWAITING_APPROVAL:
             return Conflict(
                 "session_awaiting_approval",

@@ -61,6 +61,8 @@ def commit(draft: Draft, seen: Reported, result: bytes) -> Reported | SagaError:
         return _commit_late(draft, seen, result)
     if effect.state is EffectState.COMMITTED:
         return seen if effect.result == result else _result_differs(effect)
+    if effect.state is EffectState.FAILED:
+        return _commit_contradicted(draft, seen, result)
     if effect.state not in MOVABLE_OUTCOMES:
         return _not_executing(effect)
     committed = draft.move_effect(
@@ -146,13 +148,27 @@ def _stands(effect: Effect) -> bool:
 
 def time_out(draft: Draft, known: Sequence[Reported]) -> None:
     """Fail an active session that is past its deadline or silent for too long; anything else, one that just moved above all, stays."""
+    if is_out_of_time(draft):
+        fail_session(draft, AGENT_TIMEOUT, known)
+
+
+def is_out_of_time(draft: Draft) -> bool:
+    """Tell whether an active session is past its deadline, or silent for too long; waiting for a person is neither."""
     session = draft.session
     if session.state is not SessionState.ACTIVE:
-        return
+        return False
     is_silent = session.idle_seconds is not None and draft.now >= session.active_at + timedelta(seconds=session.idle_seconds)
-    is_over = session.deadline_at is not None and draft.now >= session.deadline_at
-    if is_silent or is_over:
-        fail_session(draft, AGENT_TIMEOUT, known)
+    return is_silent or is_past_deadline(draft)
+
+
+def is_past_deadline(draft: Draft) -> bool:
+    """Tell whether a session is past the moment that it was given; unlike silence, no sign of life changes that."""
+    return draft.session.deadline_at is not None and draft.now >= draft.session.deadline_at
+
+
+def past_deadline(session: Session) -> Conflict:
+    """Return the refusal of a session that is about to be failed for want of time."""
+    return Conflict("session_past_deadline", f"session {session.session_id} is past its deadline; it is about to be failed")
 
 
 def complete(draft: Draft, known: Sequence[Reported]) -> SagaError | None:
@@ -170,6 +186,8 @@ def complete(draft: Draft, known: Sequence[Reported]) -> SagaError | None:
         return unsettled_effects(unsettled, "a run is complete only when every effect is committed or failed")
     if session.state is not SessionState.ACTIVE:
         return _not_active(session)
+    if is_past_deadline(draft):
+        return past_deadline(session)
     for seen in known:
         if seen.effect.state is EffectState.EXECUTING:  # a read of which nobody told the end
             draft.move_effect(seen.effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
@@ -223,19 +241,44 @@ def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
         return refusal
     if effect.outcome is Outcome.COMMITTED and effect.result == result:
         return refusal  # known already, in time or late
-    draft.record(EntryKind.LATE_COMMIT, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
-    if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED} or effect.outcome is not Outcome.UNKNOWN:
+    _record_late(draft, effect, result)
+    if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED} or seen.undo_entry is None:
         return refusal  # halted or resolved: a person owns it; or nothing that an undo could have met
-    news = {"outcome": Outcome.COMMITTED, "result": result, "executed_at": draft.now}
-    if effect.state is EffectState.UNKNOWN:
-        if session.state in UNWINDING_STATES:  # else nothing is pending any more, so it has no undo: the evidence is all there is to do
-            draft.move_effect(effect, EffectState.COMMITTED, **news)
-        return refusal
-    draft.change_effect(effect, **news)
-    draft.change_session(clean=False, late_effect=True)
-    if session.state is SessionState.COMPENSATED:
-        unwinding.halt_late(draft)
+    match effect.outcome:
+        case Outcome.UNKNOWN if seen.undo_entry.state is UndoState.PENDING:
+            draft.move_effect(effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now)
+        case Outcome.UNKNOWN:
+            draft.change_effect(effect, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now)
+            _hand_over_late(draft)
+        case Outcome.NOT_APPLIED:  # it was said that nothing happened, so its undo was skipped
+            _hand_over_late(draft)
+        case _:
+            pass
     return refusal
+
+
+def _commit_contradicted(draft: Draft, seen: Reported, result: bytes) -> SagaError:
+    """Take the report that a call happened after all, though it was said that it did not: its undo is gone, so a person has to look."""
+    effect = seen.effect
+    refusal = _not_executing(effect)
+    if effect.reversibility is Reversibility.READ_ONLY:
+        return refusal
+    _record_late(draft, effect, result)
+    draft.change_session(late_effect=True, clean=False)
+    if effect.reversibility is Reversibility.IRREVERSIBLE:
+        _pivot(draft, effect)
+    return refusal
+
+
+def _record_late(draft: Draft, effect: Effect, result: bytes) -> None:
+    draft.record(EntryKind.LATE_COMMIT, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
+
+
+def _hand_over_late(draft: Draft) -> None:
+    """Mark the session: the worker halts it at the next boundary; one that is at rest already is halted now."""
+    draft.change_session(late_effect=True, clean=False)
+    if draft.session.state is SessionState.COMPENSATED:
+        unwinding.halt_late(draft)
 
 
 def _fail_late(draft: Draft, seen: Reported, report: FailReport) -> SagaError:

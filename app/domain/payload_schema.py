@@ -99,11 +99,7 @@ def _references(value: object, path: tuple[str | int, ...]) -> list[tuple[str, s
     """Return every `$ref` and `$dynamicRef` with its place."""
     match value:
         case dict():
-            own = [
-                (pointer_text((*path, name)), target)
-                for name in ("$ref", "$dynamicRef")
-                if isinstance(target := value.get(name), str)
-            ]
+            own = [(pointer_text((*path, name)), target) for name in ("$ref", "$dynamicRef") if isinstance(target := value.get(name), str)]
             return [*own, *(found for key, member in value.items() for found in _references(member, (*path, key)))]
         case list():
             return [found for index, item in enumerate(value) for found in _references(item, (*path, index))]

@@ -90,7 +90,13 @@ Move: TypeAlias = Send | Wait | Yield | Rest
 
 
 def start(draft: Draft, top: StackItem | None) -> None:
-    """Begin the unwind of a session that has just failed: the newest pending entry becomes due."""
+    """Begin the unwind of a session that has just failed: the newest pending entry becomes due.
+
+    A session that is marked `late_effect` already goes to a person: something happened whose undo is gone.
+    """
+    if draft.session.late_effect:
+        _halt_session(draft, HaltReason.LATE_EFFECT)
+        return
     if top is None:
         _finish(draft, has_failed_entries=False)
         return

@@ -9,7 +9,7 @@ from app.domain import intercept, outcomes
 from app.domain.access import may_see, session_not_found
 from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.errors import Conflict, Invalid, NotFound, SagaError, Stale
-from app.domain.intercept import InterceptCommand, InterceptRules, Refuse, Seen
+from app.domain.intercept import Execute, InterceptCommand, InterceptRules, Refuse, Seen
 from app.domain.model import EffectState, OrgName, Principal, Reversibility, Session, SessionId, StepIndex
 from app.domain.outcomes import FailReport, Reported
 from app.engine.events import ORCHESTRATOR, announce
@@ -43,7 +43,7 @@ class NamedFailure:
 class Ask:
     """Who asks something of which session.
 
-    `repeatable` names the request, so that a repeat is known; `versions` are the session versions that the caller decided on.
+    `repeatable` names the request, so that a repeat is known; `versions` are those, of the session or of the effect, that the caller saw.
     """
 
     principal: Principal
@@ -103,7 +103,7 @@ class Forward:
             decision = intercept.decide(draft, command, _seen(locked, command), self.rules)
             if isinstance(decision, Refuse):
                 raise decision.error
-            if not draft.is_empty:
+            if not draft.is_empty or isinstance(decision, Execute):  # told to run again, the agent is alive
                 written = await _write(tx, draft)
         if written is not None:
             announce(written)
@@ -201,8 +201,10 @@ class Forward:
             replayed = await _replay(tx, ask)
             if replayed is not None:
                 return replayed
+            found = _effect_at(locked, wanted.step)
+            _check_version(f"step {wanted.step}", found.effect.version, ask)
             draft = self._draft(locked, ask.principal)
-            decided = decide(draft, locked, _reported(_effect_at(locked, wanted.step)))
+            decided = decide(draft, locked, _reported(found))
             if not draft.is_empty:  # a refusal may leave evidence, which is committed before it is answered
                 written = await _write(tx, draft)
             if isinstance(decided, SagaError):
@@ -231,7 +233,7 @@ class Forward:
             replayed = await _replay(tx, ask)
             if replayed is not None:
                 return replayed
-            _check_version(locked.session, ask)
+            _check_version(f"session {ask.session_id}", locked.session.version, ask)
             draft = self._draft(locked, ask.principal)
             refusal = decide(draft, locked)
             if refusal is not None:
@@ -299,11 +301,9 @@ async def _remember(tx: Transaction, ask: Ask, answer: Answer) -> Answer:
     return answer
 
 
-def _check_version(session: Session, ask: Ask) -> None:
-    if ask.versions is not None and session.version not in ask.versions:
-        raise Stale(
-            "version_differs", f"session {session.session_id} is at version {session.version} by now", current_version=session.version
-        )
+def _check_version(what: str, version: int, ask: Ask) -> None:
+    if ask.versions is not None and version not in ask.versions:
+        raise Stale("version_differs", f"{what} is at version {version} by now", current_version=version)
 
 
 def _effect_at(locked: Locked, step: StepIndex | None) -> LockedEffect:

@@ -43,13 +43,24 @@ async def test_failed_call_is_taken_out_of_the_unwind_when_it_was_not_applied(se
     failed = await service.agent.fail_effect("s", 2, "not_applied", "card declined")
     assert (failed.status_code, failed.json()["state"], failed.json()["error"]) == (200, "failed", "card declined")
     assert (await service.agent.fail_effect("s", 2, "not_applied", "card declined")).text == failed.text
-    assert code(await service.agent.commit("s", 2, {})) == (409, "not_executing")
     assert code(await service.agent.fail_effect("s", 2, "unknown")) == (409, "not_executing")
     session = await service.agent.session("s")
     assert (session["state"], [entry["state"] for entry in session["undo_stack"]]) == ("active", ["skipped", "pending"])
     assert await service.operator.kinds("s") == ["OPENED", "INTENT", "INTENT", "FAILED", "SKIPPED"]
     assert (await rest(service.agent, "s"))["state"] == "compensated"
     assert [request.path for request in endpoint.received] == ["/1"]
+
+
+async def test_session_goes_to_a_person_when_a_call_happened_after_all(service: Service, endpoint: FakeEndpoint) -> None:
+    """`not_applied`, then a commit: the undo is gone, so the commit is evidence, and the failing run halts unwound."""
+    await start(service, endpoint, steps=2)
+    (await service.agent.fail_effect("s", 2, "not_applied", "no answer")).raise_for_status()
+    assert code(await service.agent.commit("s", 2, {"n": 2})) == (409, "not_executing")
+    assert (await service.operator.kinds("s"))[-1] == "LATE_COMMIT"
+    session = await rest(service.agent, "s")
+    assert (session["state"], session["halt_reason"], session["clean"]) == ("halted", "late_effect", False)
+    assert [entry["state"] for entry in session["undo_stack"]] == ["skipped", "pending"]  # type: ignore[attr-defined]  # JSON
+    assert endpoint.received == []
 
 
 async def test_unknown_outcome_may_be_settled_when_the_session_is_active(service: Service, endpoint: FakeEndpoint) -> None:

@@ -158,7 +158,7 @@ NAMELESS: list[tuple[JsonObject, str, str]] = [
     ({"reversibility": "read_only", "payload_schema": 5}, "bad_payload_schema", "/payload_schema"),
     ({"reversibility": "read_only", "payload_schema": {"type": "text"}}, "bad_payload_schema", "/payload_schema/type"),
     ({"reversibility": "read_only", "payload_schema": {"$ref": "https://x.example/s"}}, "bad_payload_schema", "/payload_schema/$ref"),
-    ({"reversibility": "read_only", "payload_schema": {"$ref": "#/title", "title": "t"}}, "bad_payload_schema", "/payload_schema"),
+    ({"reversibility": "read_only", "payload_schema": {"$ref": "#/title", "title": "t"}}, "bad_payload_schema", "/payload_schema/title"),
 ]
 IN_UNDO: list[tuple[JsonObject, str, str]] = [
     ({"url": None}, "invalid_request", "/compensation/url"),

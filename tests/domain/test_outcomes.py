@@ -32,7 +32,8 @@ COMMITS_IN_TIME: dict[E, tuple[E | str, list[K]]] = {
     E.EXECUTING: (E.COMMITTED, [K.EXECUTED]),
     E.UNKNOWN: (E.COMMITTED, [K.EXECUTED]),
     E.COMMITTED: (E.COMMITTED, []),
-    **{state: ("not_executing", []) for state in E if state not in {E.EXECUTING, E.UNKNOWN, E.COMMITTED}},
+    E.FAILED: ("not_executing", [K.LATE_COMMIT]),
+    **{state: ("not_executing", []) for state in E if state not in {E.EXECUTING, E.UNKNOWN, E.COMMITTED, E.FAILED}},
 }
 
 
@@ -50,7 +51,26 @@ def test_commit_moves_repeats_or_refuses_when_it_is_in_time(state: E, session: S
         assert decided.undo_entry.state is UndoState.PENDING
         return
     assert code_of(decided) == expected
-    assert draft.is_empty
+    assert draft.is_empty is not bool(kinds)
+
+
+def test_session_goes_to_a_person_when_a_call_happened_after_all() -> None:
+    """It was said that nothing happened, so the undo is gone: what the commit says afterwards is kept, and nothing is unwound past it."""
+    draft = new_draft(new_session())
+    seen = report_on(E.FAILED, UndoState.SKIPPED)
+    assert code_of(outcomes.commit(draft, seen, RESULT)) == "not_executing"
+    assert (draft.session.clean, draft.session.late_effect) == (False, True)
+    assert outcomes.fail_session(draft, "the run failed", [seen, report_on(E.COMMITTED)]) is None
+    assert (draft.session.state, draft.session.halt_reason) == (SessionState.HALTED, HaltReason.LATE_EFFECT)
+
+
+def test_irreversible_call_is_the_pivot_when_it_happened_after_all() -> None:
+    """Withdrawn by `not_applied`, the pivot is back with the commit."""
+    draft = new_draft(new_session())
+    failed = report_on(E.FAILED, None)
+    seen = replace(failed, effect=replace(failed.effect, reversibility=Reversibility.IRREVERSIBLE))
+    assert code_of(outcomes.commit(draft, seen, RESULT)) == "not_executing"
+    assert (draft.session.clean, draft.session.pivoted, kinds_of(draft)) == (False, True, [K.LATE_COMMIT, K.PIVOT])
 
 
 def test_commit_is_refused_when_another_result_was_reported() -> None:
@@ -108,7 +128,8 @@ LATE_COMMITS: list[tuple[SessionState, E, UndoState, Outcome, E, SessionState, b
     (SessionState.COMPENSATING, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.COMMITTED, SessionState.COMPENSATING, False),
     (SessionState.COMPENSATING, E.COMPENSATING, UndoState.RUNNING, Outcome.UNKNOWN, E.COMPENSATING, SessionState.COMPENSATING, True),
     (SessionState.COMPENSATING, E.COMPENSATED, UndoState.COMPENSATED, Outcome.UNKNOWN, E.COMPENSATED, SessionState.COMPENSATING, True),
-    (SessionState.COMPENSATING, E.FAILED, UndoState.SKIPPED, Outcome.NOT_APPLIED, E.FAILED, SessionState.COMPENSATING, False),
+    (SessionState.COMPENSATING, E.FAILED, UndoState.SKIPPED, Outcome.NOT_APPLIED, E.FAILED, SessionState.COMPENSATING, True),
+    (SessionState.COMPENSATED, E.FAILED, UndoState.SKIPPED, Outcome.NOT_APPLIED, E.FAILED, SessionState.HALTED, True),
     (SessionState.COMPENSATED, E.COMPENSATED, UndoState.COMPENSATED, Outcome.UNKNOWN, E.COMPENSATED, SessionState.HALTED, True),
     (SessionState.COMPENSATED, E.COMPENSATED, UndoState.COMPENSATED, Outcome.COMMITTED, E.COMPENSATED, SessionState.COMPENSATED, False),
     (SessionState.HALTED, E.UNKNOWN, UndoState.PENDING, Outcome.UNKNOWN, E.UNKNOWN, SessionState.HALTED, False),
