@@ -113,11 +113,10 @@ def apply_tools(
     definitions = tools.read_file(file)
     try:
         with tools.connect() as client:
-            steps = tools.apply(client, definitions, is_dry_run=dry_run)
+            for step in tools.apply(client, definitions, is_dry_run=dry_run):
+                typer.echo(str(step))
     except httpx.TransportError as error:
         _refuse(f"the service cannot be reached: {error}", EXIT_UNREACHABLE)
-    for step in steps:
-        typer.echo(str(step))
 
 
 @cli.command(context_settings=PASS_ON)

@@ -1,8 +1,7 @@
 """Apply a file of tool registrations to a running service. Must not judge them: the service does."""
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,10 @@ from urllib.parse import quote
 import httpx
 import yaml
 
+from app.cli import yaml_json
 from app.cli.manners import SetupError
+from app.domain.json_text import Json, dump
+from app.domain.keys import read_key
 
 TIMEOUT_SECONDS = 30.0
 # What the service adds to what was said.
@@ -31,14 +33,14 @@ class Step:
         return f"{self.mark} {self.name}" + (f": {', '.join(self.members)}" if self.members else "")
 
 
-def read_file(path: Path) -> dict[str, Mapping[str, Any]]:
+def read_file(path: Path) -> dict[str, dict[str, Json]]:
     """Read `tools: {name: definition}` from a YAML (or JSON) file.
 
     Raises:
         SetupError: it cannot be read, or has another form.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml_json.read(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SetupError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -49,8 +51,8 @@ def read_file(path: Path) -> dict[str, Mapping[str, Any]]:
     if not isinstance(tools, dict) or not all(isinstance(name, str) and isinstance(tool, dict) for name, tool in tools.items()):
         raise SetupError(f"{path}: expected a mapping `tools:` of names to definitions")
     try:
-        json.dumps(tools, allow_nan=False)
-    except (TypeError, ValueError) as error:  # YAML has dates, sets, references to itself and numbers that are none
+        dump(tools)
+    except (TypeError, ValueError, RecursionError) as error:  # YAML can say sets, references to itself, halves of characters
         raise SetupError(f"{path} holds what JSON has no word for: {error}") from error
     return tools
 
@@ -64,23 +66,25 @@ def connect() -> httpx.Client:
     url, key = os.environ.get("COUNTERMAND_URL"), os.environ.get("COUNTERMAND_ADMIN_KEY")
     if not url or not key:
         raise SetupError("set COUNTERMAND_URL and COUNTERMAND_ADMIN_KEY: the service's address and an admin's key")
+    if read_key(key) is None:
+        raise SetupError("COUNTERMAND_ADMIN_KEY is not shaped like a key: expected cm_..., as `keys create` printed it")
     return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS, trust_env=False)
 
 
-def apply(client: httpx.Client, tools: Mapping[str, Mapping[str, Any]], *, is_dry_run: bool) -> list[Step]:
-    """Register what is new or differs, and return what was done, or would be.
+def apply(client: httpx.Client, tools: Mapping[str, dict[str, Json]], *, is_dry_run: bool) -> Iterator[Step]:
+    """Register what is new or differs, tool by tool, and yield what was done, or would be.
 
     Raises:
         SetupError: the service refuses, with its reason.
     """
-    steps = []
     for name, definition in tools.items():
         path = f"/v1/tools/{quote(name, safe='')}"
         before = client.get(path)
         registered = {} if before.status_code == httpx.codes.NOT_FOUND else _checked(before)
-        after = client.put(path, json=definition, params={"dry_run": "true"} if is_dry_run else {})
-        steps.append(_step(name, registered, _checked(after), is_new_version=after.status_code == httpx.codes.CREATED))
-    return steps
+        after = client.put(
+            path, content=dump(definition), headers={"Content-Type": "application/json"}, params={"dry_run": "true"} if is_dry_run else {}
+        )
+        yield _step(name, registered, _checked(after), is_new_version=after.status_code == httpx.codes.CREATED)
 
 
 def _step(name: str, registered: Mapping[str, Any], applied: Mapping[str, Any], *, is_new_version: bool) -> Step:

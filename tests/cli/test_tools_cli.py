@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from app.cli import tools
 from app.cli.manners import SetupError
+from app.domain.json_text import dump
 from app.engine.clock import SystemClock
 from tests.factories import Service
 from tests.probes import fetch
@@ -90,7 +91,7 @@ async def versions(service: Service) -> dict[str, int]:
     return {row["name"]: row["n"] for row in rows}
 
 
-def apply(definitions: Mapping[str, Mapping[str, Any]], *, is_dry_run: bool = False) -> list[str]:
+def apply(definitions: Mapping[str, dict[str, Any]], *, is_dry_run: bool = False) -> list[str]:
     """Apply definitions as the command does, without the price of a process, and return the lines it would print."""
     with tools.connect() as client:
         return [str(step) for step in tools.apply(client, definitions, is_dry_run=is_dry_run)]
@@ -180,8 +181,9 @@ async def test_tool_is_new_again_when_it_was_removed(service: Service, monkeypat
         "tools: {t: {a: 1}",
         "tools: !!python/object/apply:os.system [true]",
         "\x00",
-        "tools: {t: {description: 2026-01-01}}",
-        "tools: {t: {multiplier: .nan}}",
+        "tools: {t: {}, t: {}}",
+        "tools: {t: {args: {1: a}}}",
+        "tools: {t: {retry_on: !!set {a, b}}}",
         "tools: &all {t: *all}",
     ],
 )
@@ -206,6 +208,20 @@ def test_file_is_refused_when_it_cannot_be_read(tmp_path: Path) -> None:
         tools.read_file(latin)
 
 
+def test_scalars_mean_what_json_would_mean_when_they_are_written_plainly(tmp_path: Path) -> None:
+    """Undo bodies reach the endpoint as they stand in the file: no sexagesimals, no Norway, no octals, every literal kept."""
+    file = tmp_path / "tools.yaml"
+    file.write_text(
+        "tools: {t: {args: {time: 12:30, country: NO, zip: 01234, grouped: 1_000, on: x, day: 2026-01-01, "
+        "amount: 2500.10, big: 12345678901234567890, small: 1E+2, yes: true, none: null, text: '1'}}}",
+        encoding="utf-8",
+    )
+    assert dump(tools.read_file(file)["t"]["args"]).decode() == (
+        '{"time":"12:30","country":"NO","zip":"01234","grouped":"1_000","on":"x","day":"2026-01-01",'
+        '"amount":2500.10,"big":12345678901234567890,"small":1E+2,"yes":true,"none":null,"text":"1"}'
+    )
+
+
 def test_json_is_a_file_too(tmp_path: Path) -> None:
     """JSON is YAML, so what another program wrote can be applied."""
     file = tmp_path / "tools.json"
@@ -213,11 +229,21 @@ def test_json_is_a_file_too(tmp_path: Path) -> None:
     assert tools.read_file(file) == {"t": {"reversibility": "read_only"}}
 
 
+def test_key_is_refused_unseen_when_it_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key with a line break, or a word with an umlaut, is told apart from a service that is away, and not repeated."""
+    monkeypatch.setenv("COUNTERMAND_URL", "http://127.0.0.1:9")
+    for key in ("cm_secret\nx", "sch\u00fcssel"):
+        monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", key)
+        with pytest.raises(SetupError) as refused:
+            tools.connect()
+        assert key not in str(refused.value)
+
+
 @pytest.mark.parametrize("missing", ["COUNTERMAND_URL", "COUNTERMAND_ADMIN_KEY"])
 def test_command_says_what_to_set_when_a_setting_is_missing(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     """Address and key come from the environment, and nothing is guessed."""
     monkeypatch.setenv("COUNTERMAND_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", "cm_x")
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", f"cm_{'0' * 12}_{'0' * 64}")
     monkeypatch.setenv(missing, "")
     with pytest.raises(SetupError, match="COUNTERMAND_URL and COUNTERMAND_ADMIN_KEY"):
         tools.connect()
@@ -234,4 +260,4 @@ def test_answer_that_is_no_json_is_a_refusal_when_something_else_listens() -> No
             httpx.Client(transport=httpx.MockTransport(answer), base_url="http://tools.test") as client,
             pytest.raises(SetupError, match=rf"PUT /v1/tools/t: {status}"),
         ):
-            tools.apply(client, {"t": {}}, is_dry_run=False)
+            list(tools.apply(client, {"t": {}}, is_dry_run=False))
