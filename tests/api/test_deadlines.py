@@ -369,3 +369,35 @@ async def test_deadline_holds_when_the_agent_is_busy(services: StartService, end
     ended: JsonObject = await rest(service.agent, "s")
     assert ended["state"] == "compensated"
     assert datetime.fromisoformat(ended["deadline_at"]) <= datetime.fromisoformat(ended["updated_at"])
+
+
+async def test_nothing_new_is_begun_or_completed_when_the_deadline_is_over_and_nobody_sweeps(
+    services: StartService, endpoint: FakeEndpoint
+) -> None:
+    """A replica without an orchestrator keeps the deadline too; what happened may still be reported, and a sweep fails the session."""
+    service = await services(**NEVER, has_orchestrator=False)
+    await begin(service, endpoint, "s")
+    (await service.agent.intercept("s", step_index=2, compensation=undo_at(endpoint.url("/s")))).raise_for_status()
+    await fetch(service.database_url, LET_BE_OVER_SQL, ["s"])
+
+    refused = await service.agent.intercept("s", step_index=3, compensation=undo_at(endpoint.url("/s")))
+    assert code(refused) == (409, "session_past_deadline")
+    assert (await service.agent.commit("s", 2)).status_code == 200
+    assert code(await service.agent.complete("s")) == (409, "session_past_deadline")
+
+    await deadlines_of(service).sweep()
+    assert (await service.agent.session("s"))["state"] == "failed"
+
+
+async def test_execute_told_again_counts_as_a_sign_of_life(services: StartService, endpoint: FakeEndpoint) -> None:
+    """An agent that is told to run its tool again is not failed a moment later for its silence."""
+    service = await services(**NEVER, has_orchestrator=False)
+    (await service.agent.put("/sessions/s", {"idle_seconds": IDLE_SECONDS})).raise_for_status()
+    asked = {"idempotency_key": "k", "step_index": 1, "compensation": undo_at(endpoint.url("/s"))}
+    first = await service.agent.intercept("s", **asked)
+    await fetch(service.database_url, LET_BE_SILENT_SQL, ["s"])
+    again = await service.agent.intercept("s", **asked)
+    assert (again.status_code, again.json()) == (201, first.json())
+
+    await deadlines_of(service).sweep()
+    assert (await service.agent.session("s"))["state"] == "active"

@@ -449,3 +449,12 @@ async def test_undoable_call_is_parked_when_its_tool_wants_approval(service: Ser
     shown = (await service.agent.get("/sessions/l/effects/1")).json()["approval"]
     asked, expires = (datetime.fromisoformat(shown[name]) for name in ("requested_at", "expires_at"))
     assert (looked.status_code, (expires - asked).total_seconds()) == (202, 259_200)
+
+
+async def test_call_is_in_flight_when_only_a_later_version_is_idempotent(service: Service) -> None:
+    """What the version said on which the call was decided holds for it: a later promise is not a promise about it."""
+    await service.admin.register("t", **CREDIT)
+    (await service.agent.intercept("s", tool="t", step_index=1)).raise_for_status()
+    await service.admin.register("t", **CREDIT, idempotent=True)
+    repeat = await service.agent.intercept("s", tool="t", step_index=1)
+    assert (repeat.status_code, repeat.json()["decision"]) == (200, "in_flight")

@@ -191,3 +191,14 @@ async def test_waiters_hold_no_connection(services: StartService, endpoint: Fake
         answers = await asyncio.gather(*waiting)
     shown: list[JsonObject] = [answer.json() for answer in answers]
     assert {answer["state"] for answer in shown} == {"cancelled" if kind == "effect" else "compensated"}
+
+
+async def test_report_is_refused_when_it_was_made_on_another_version_of_the_effect(service: Service, endpoint: FakeEndpoint) -> None:
+    """Effects hand out ETags, so reports on them honour If-Match; nothing is stored of a refused one."""
+    (await service.agent.intercept("s", step_index=1, compensation=undo_at(endpoint.url("/s")))).raise_for_status()
+    effect = "/sessions/s/effects/1"
+    seen = (await service.agent.get(effect)).headers["ETag"]
+    stale = await service.agent.post(f"{effect}/commit", {"result": 1}, headers={"If-Match": '"v999"'})
+    assert (stale.status_code, stale.json()["code"]) == (412, "version_differs")
+    assert (await service.agent.get(effect)).json()["state"] == "executing"
+    assert (await service.agent.post(f"{effect}/commit", {"result": 1}, headers={"If-Match": seen})).status_code == 200
