@@ -393,7 +393,7 @@ async def test_execute_told_again_counts_as_a_sign_of_life(services: StartServic
     """An agent that is told to run its tool again is not failed a moment later for its silence."""
     service = await services(**NEVER, has_orchestrator=False)
     (await service.agent.put("/sessions/s", {"idle_seconds": IDLE_SECONDS})).raise_for_status()
-    asked = {"idempotency_key": "k", "step_index": 1, "compensation": undo_at(endpoint.url("/s"))}
+    asked: JsonObject = {"idempotency_key": "k", "step_index": 1, "compensation": undo_at(endpoint.url("/s"))}
     first = await service.agent.intercept("s", **asked)
     await fetch(service.database_url, LET_BE_SILENT_SQL, ["s"])
     again = await service.agent.intercept("s", **asked)
