@@ -133,10 +133,6 @@ class Draft:
         """Advance an undo entry and return its new version."""
         return _put(self._undo_entries, entry.undo_id, entry, advance(entry, to, **changes))
 
-    def change_undo_entry(self, entry: UndoEntry, **changes: Any) -> UndoEntry:  # noqa: ANN401 - fields of UndoEntry, checked by replace
-        """Change fields of an undo entry other than its state and return its new version."""
-        return _put(self._undo_entries, entry.undo_id, entry, replace(entry, **changes))
-
     def add_call(self, call: OutgoingCall) -> None:
         """Add a new outgoing call."""
         self._calls[call.call_id] = Change(before=None, after=call)

@@ -107,7 +107,7 @@ def test_session_is_out_of_time_from_the_very_moment_on(
     state: SessionState,
     idle_after: int | None,
     ends_after: int | None,
-    is_failed: bool,  # noqa: FBT001
+    is_failed: bool,
 ) -> None:
     """Ten seconds after its last sign of life: the boundary belongs to the deadline, and only an active session has one."""
     halted = {"halt_reason": HaltReason.OPERATOR} if state is SessionState.HALTED else {}

@@ -45,7 +45,6 @@ def test_draft_is_empty_when_nothing_was_done_or_only_looked_at() -> None:
         lambda draft: draft.change_effect(new_effect(), attempt=2),
         lambda draft: draft.add_undo_entry(new_entry()),
         lambda draft: draft.move_undo_entry(new_entry(), UndoState.SKIPPED),
-        lambda draft: draft.change_undo_entry(new_entry(), by_hand=True),
         lambda draft: draft.add_call(new_call()),
         lambda draft: draft.change_call(new_call(), due_at=None),
         lambda draft: draft.ask_approval(Approval(step_index=STEP, requested_by=ACTOR, requested_at=START, expires_at=START)),
@@ -96,7 +95,7 @@ VISIBLE: list[tuple[str, Any, bool]] = [
 
 
 @pytest.mark.parametrize(("what", "touch", "is_visible"), VISIBLE)
-def test_version_counts_what_callers_see_and_revision_every_write(what: str, touch: Any, is_visible: bool) -> None:  # noqa: FBT001 (a column)
+def test_version_counts_what_callers_see_and_revision_every_write(what: str, touch: Any, is_visible: bool) -> None:
     """The ETag stands still while a worker retries; the revision never does."""
     later = START + timedelta(seconds=9)
     draft = new_draft(new_session(version=3, revision=8), later)

@@ -170,7 +170,7 @@ INLINE: list[tuple[R | None, bool, R | str, R | str]] = [
 @pytest.mark.parametrize(("inline", "has_undo", "allowed", "denied"), INLINE)
 def test_class_is_inline_or_irreversible_when_nobody_registered_the_tool(
     inline: R | None,
-    has_undo: bool,  # noqa: FBT001 (a column of the table)
+    has_undo: bool,
     allowed: R | str,
     denied: R | str,
 ) -> None:
@@ -278,7 +278,7 @@ REFERENCES: list[tuple[bytes, tuple[str, str] | None]] = [
 
 @pytest.mark.parametrize(("args", "fault"), REFERENCES)
 @pytest.mark.parametrize("is_variant", [False, True])
-def test_references_are_checked_when_a_call_is_registered(args: bytes, fault: tuple[str, str] | None, is_variant: bool) -> None:  # noqa: FBT001
+def test_references_are_checked_when_a_call_is_registered(args: bytes, fault: tuple[str, str] | None, is_variant: bool) -> None:
     """What can be bound now is, what waits for the result may be open, and everything else is refused with its place."""
     undo = new_compensation(unknown=UnknownVariant(args=args)) if is_variant else new_compensation(args)
     payload = BIG[:-1] + b',"amount":1.50}'

@@ -146,7 +146,7 @@ def test_commit_leaves_evidence_and_is_refused_when_it_is_late(  # noqa: PLR0913
     known: Outcome,
     after: E,
     session_after: SessionState,
-    is_marked: bool,  # noqa: FBT001
+    is_marked: bool,
 ) -> None:
     """A late commit is always told to the journal; it is used while the undo was not sent, and else a person hears of it."""
     draft = new_draft(new_session(session))

@@ -39,7 +39,7 @@ def place(definition: Definition, policy: EgressPolicy = POLICY) -> tuple[str, s
 
 
 @pytest.mark.parametrize(("reversibility", "has_undo", "code"), [(*case, code) for case, code in CLASSES.items()])
-def test_class_and_undo_must_go_together(reversibility: Reversibility, has_undo: bool, code: str | None) -> None:  # noqa: FBT001
+def test_class_and_undo_must_go_together(reversibility: Reversibility, has_undo: bool, code: str | None) -> None:
     """What can be undone says how; what cannot, or need not be, has no undo."""
     definition = Definition(reversibility=reversibility, compensation=UNDO if has_undo else None)
     assert place(definition) == (None if code is None else (code, "/compensation"))
@@ -49,7 +49,7 @@ def test_class_and_undo_must_go_together(reversibility: Reversibility, has_undo:
 @pytest.mark.parametrize("said", [None, True, False])
 def test_call_is_approved_when_irreversible_unless_something_else_is_said(
     reversibility: Reversibility,
-    said: bool | None,  # noqa: FBT001
+    said: bool | None,
 ) -> None:
     """Nothing said: fail closed for what cannot be undone, and for nothing else."""
     definition = Definition(reversibility=reversibility, approval=APPROVALS[said])

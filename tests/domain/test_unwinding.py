@@ -93,7 +93,7 @@ class Unwinding(RuleBasedStateMachine):
         steps=st.lists(st.tuples(COMPENSATIONS, st.sampled_from([None, b'{"credit_id":"c-1"}', b"{}"])), max_size=5),
         is_failed=st.booleans(),
     )
-    def do_steps(self, steps: list[tuple[Compensation, bytes | None]], is_failed: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+    def do_steps(self, steps: list[tuple[Compensation, bytes | None]], is_failed: bool) -> None:
         """Begin in the middle of a run, or just after it failed: from nothing the interesting places are too far away."""
         for compensation, result in steps:
             self.ask(compensation=compensation, is_read=False)
@@ -116,7 +116,7 @@ class Unwinding(RuleBasedStateMachine):
 
     @precondition(lambda self: self.world.session.state in REPORTING_STATES and self.world.session.last_step < 8)
     @rule(compensation=st.none() | COMPENSATIONS, is_read=st.booleans())
-    def ask(self, compensation: Compensation | None, is_read: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+    def ask(self, compensation: Compensation | None, is_read: bool) -> None:
         """Intercept another call: undoable, a read, or one that has to wait for a person."""
         world = self.world
         without = Reversibility.READ_ONLY if is_read else Reversibility.IRREVERSIBLE
@@ -180,7 +180,7 @@ class Unwinding(RuleBasedStateMachine):
 
     @precondition(lambda self: self.flying is not None)
     @rule(attempt=ATTEMPTS, unit=st.floats(0, 1, exclude_max=True), may_go_on=st.booleans())
-    def answer(self, attempt: Attempt, unit: float, may_go_on: bool) -> None:  # noqa: FBT001 (Hypothesis names its arguments)
+    def answer(self, attempt: Attempt, unit: float, may_go_on: bool) -> None:
         """Record what the attempt in flight came to."""
         call = self.due()
         self.flying = None
@@ -404,7 +404,7 @@ def test_begin_halts_as_poison_when_attempts_never_end() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_over"), [(86_399.999, False), (86_400, True), (90_000, True)])
-def test_begin_gives_up_when_the_deadline_is_reached(seconds: float, is_over: bool) -> None:  # noqa: FBT001 (a column of the table)
+def test_begin_gives_up_when_the_deadline_is_reached(seconds: float, is_over: bool) -> None:
     """The deadline is the first moment at which nothing is sent any more."""
     draft = draft_of(SessionState.COMPENSATING, seconds)
     move = unwinding.begin(draft, sent_work(is_attempt_open=False))
@@ -436,8 +436,8 @@ ENDINGS: list[tuple[Attempt, bool, bool, SessionState, HaltReason | None, UndoSt
 @pytest.mark.parametrize(("attempt", "independent", "late", "state", "reason", "entry"), ENDINGS)
 def test_record_ends_the_session_when_the_last_entry_is_settled(  # noqa: PLR0913, PLR0917 (the columns of the table)
     attempt: Attempt,
-    independent: bool,  # noqa: FBT001
-    late: bool,  # noqa: FBT001
+    independent: bool,
+    late: bool,
     state: SessionState,
     reason: HaltReason | None,
     entry: UndoState,
@@ -452,7 +452,7 @@ def test_record_ends_the_session_when_the_last_entry_is_settled(  # noqa: PLR091
 
 
 @pytest.mark.parametrize("independent", [False, True])
-def test_record_goes_past_a_failed_entry_when_it_is_independent_only(independent: bool) -> None:  # noqa: FBT001 (both values of a switch)
+def test_record_goes_past_a_failed_entry_when_it_is_independent_only(independent: bool) -> None:
     """A failure stops the unwind with the rest pending, unless the descriptor says that the rest does not depend on it."""
     below = unwinding.StackItem(entry=new_entry(), effect=new_effect(EffectState.COMMITTED))
     upper = sent_work(new_compensation(independent=independent))

@@ -154,7 +154,7 @@ async def test_write_keeps_takes_or_drops_the_lease_when_a_call_changes(
     database: Database,
     database_url: str,
     lease: Lease | None,
-    is_due: bool,  # noqa: FBT001 (a column of the table)
+    is_due: bool,
     owner: str | None,
 ) -> None:
     """A call that is due belongs to who is at it; one that is settled to nobody."""
