@@ -11,7 +11,7 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 
-from app.api import effects, errors, health, journal, openapi, sessions, tools
+from app.api import approvals, effects, errors, escalations, health, journal, openapi, operations, sessions, tools
 from app.api.dependencies import Engine
 from app.api.head import HeadAsGet
 from app.domain.egress import EgressPolicy
@@ -20,19 +20,22 @@ from app.domain.model import RetryPolicy
 from app.engine.authentication import Authenticator
 from app.engine.clock import Clock, SystemClock
 from app.engine.deadlines import Deadlines
+from app.engine.decisions import Decisions
 from app.engine.forward import Forward
 from app.engine.listening import keep_listening
+from app.engine.operations import Operations
 from app.engine.orchestrator import Limits, Orchestrator
 from app.engine.outbound import Outbound
 from app.engine.registry import Registry
 from app.engine.unwind import Unwind
+from app.engine.verbs import Verbs
 from app.engine.waits import Waits
 from app.settings import Settings
 from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, open_database
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0002"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0003"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -67,7 +70,15 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
     app.add_middleware(HeadAsGet)
     app.include_router(health.router)
     if parts is None or parts.has_api:
-        for router in (tools.router, sessions.router, effects.router, journal.router):
+        for router in (
+            tools.router,
+            sessions.router,
+            effects.router,
+            approvals.router,
+            operations.router,
+            escalations.router,
+            journal.router,
+        ):
             app.include_router(router)
     openapi.install_openapi(app)
     return app
@@ -93,11 +104,14 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         if parts.has_orchestrator:
             orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker)
             callbacks[DUE_CHANNEL] = orchestrator.wake
-        forward = Forward(database=database, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
+        verbs = Verbs(database=database)
+        forward = Forward(verbs=verbs, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
         engine = Engine(
             database=database,
             authenticator=Authenticator(database),
             forward=forward,
+            decisions=Decisions(verbs=verbs),
+            operations=Operations(verbs=verbs, egress=egress),
             registry=Registry(database, egress),
             waits=waits,
             orchestrator=orchestrator,

@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     """Port to listen on; 0 = any free one, printed at the start."""
 
     egress_allow: str = ""
-    """Comma-separated host names and CIDRs that undo calls may reach besides globally routable addresses."""
+    """Comma-separated host names and CIDRs that undos and actions may reach besides globally routable addresses."""
 
     inline_tools: Literal["allow", "deny"] = "deny"
     """Whether agents may describe unregistered tools inline; denied, because an agent could then name its own undo."""
@@ -43,13 +43,13 @@ class Settings(BaseSettings):
     """How often due calls are looked for when nothing wakes the orchestrator: what a lost notification may cost."""
 
     sweep_seconds: Annotated[float, Field(ge=0.05, le=3_600)] = 1.0
-    """How often sessions are looked for that are silent too long or past their deadline."""
+    """How often sessions are looked for that are silent too long or past their deadline, and questions to people past their time."""
 
     max_calls: Annotated[int, Field(ge=1, le=1_000)] = 64
-    """Undo calls in flight at once, per process."""
+    """Undos and actions in flight at once, per process."""
 
     max_calls_per_destination: Annotated[int, Field(ge=1, le=1_000)] = 16
-    """Undo calls in flight at once to one host and port, per process: an endpoint that hangs must not take every slot."""
+    """Undos and actions in flight at once to one host and port, per process: an endpoint that hangs must not take every slot."""
 
     grace_seconds: Seconds = 10.0
     """How long calls in flight may take to end after SIGTERM before they are handed back."""
@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     """How long a request waits for a free connection before it is answered 503: a caller that cannot be served soon is better told so."""
 
     approval_ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 259_200
-    """How long a question to a person stays open: 72 hours."""
+    """How long a question to a person stays open: 72 hours. Then it expires, and the run fails; a tool's own `ttl_seconds` overrides it."""
 
     session_idle_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Silence after which an active session fails, unless it says otherwise itself: a day."""

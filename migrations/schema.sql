@@ -1,5 +1,20 @@
 -- The schema at the newest revision, as pg_dump tells it. `make schema` rewrites this file; a test compares it.
 
+CREATE TYPE approval_state AS ENUM (
+    'pending',
+    'approved',
+    'released',
+    'rejected',
+    'expired',
+    'cancelled',
+    'mismatched'
+);
+
+CREATE TYPE call_kind AS ENUM (
+    'undo',
+    'action'
+);
+
 CREATE TYPE effect_state AS ENUM (
     'executing',
     'committed',
@@ -127,7 +142,28 @@ CREATE TABLE approvals (
     requested_by text NOT NULL,
     requested_at timestamp with time zone NOT NULL,
     expires_at timestamp with time zone NOT NULL,
-    CONSTRAINT approvals_check CHECK ((expires_at > requested_at))
+    state approval_state NOT NULL,
+    ttl_seconds integer NOT NULL,
+    decided_at timestamp with time zone,
+    decided_by text,
+    claimed_approver text,
+    reason text,
+    is_continued boolean NOT NULL,
+    released_at timestamp with time zone,
+    released_to text,
+    release_key text,
+    CONSTRAINT approvals_check CHECK ((expires_at > requested_at)),
+    CONSTRAINT approvals_check1 CHECK ((decided_at >= requested_at)),
+    CONSTRAINT approvals_check2 CHECK ((decided_by <> requested_by)),
+    CONSTRAINT approvals_check3 CHECK (((released_at >= decided_at) AND (released_at < expires_at))),
+    CONSTRAINT approvals_check4 CHECK (((decided_at IS NULL) = (decided_by IS NULL))),
+    CONSTRAINT approvals_check5 CHECK (((released_at IS NULL) = (released_to IS NULL))),
+    CONSTRAINT approvals_check6 CHECK (((state = 'released'::approval_state) = (released_at IS NOT NULL))),
+    CONSTRAINT approvals_check7 CHECK (((state <> ALL (ARRAY['approved'::approval_state, 'released'::approval_state, 'rejected'::approval_state, 'mismatched'::approval_state])) OR (decided_at IS NOT NULL))),
+    CONSTRAINT approvals_check8 CHECK (((state <> 'pending'::approval_state) OR (decided_at IS NULL))),
+    CONSTRAINT approvals_check9 CHECK (((NOT is_continued) OR (state = 'rejected'::approval_state))),
+    CONSTRAINT approvals_release_key_check CHECK (((length(release_key) >= 1) AND (length(release_key) <= 255))),
+    CONSTRAINT approvals_ttl_seconds_check CHECK ((ttl_seconds > 0))
 );
 
 ALTER TABLE ONLY approvals FORCE ROW LEVEL SECURITY;
@@ -145,6 +181,26 @@ COMMENT ON COLUMN approvals.requested_by IS 'The subject whose agent asked';
 COMMENT ON COLUMN approvals.requested_at IS 'When it was asked';
 
 COMMENT ON COLUMN approvals.expires_at IS 'From this moment on it may no longer be approved or released';
+
+COMMENT ON COLUMN approvals.state IS 'Where the question stands; follows the state of its effect';
+
+COMMENT ON COLUMN approvals.ttl_seconds IS 'How long the question was to stay open, seconds: the rule in force when it was put';
+
+COMMENT ON COLUMN approvals.decided_at IS 'When a person approved or rejected';
+
+COMMENT ON COLUMN approvals.decided_by IS 'The subject who did; never the one whose agent asked';
+
+COMMENT ON COLUMN approvals.claimed_approver IS 'Whom the request named as approver; a claim, nothing more';
+
+COMMENT ON COLUMN approvals.reason IS 'What the person said';
+
+COMMENT ON COLUMN approvals.is_continued IS 'Rejected with then: continue, so the session goes on';
+
+COMMENT ON COLUMN approvals.released_at IS 'When the call was let go ahead, once';
+
+COMMENT ON COLUMN approvals.released_to IS 'The subject that was told to execute, or had it executed';
+
+COMMENT ON COLUMN approvals.release_key IS 'The Idempotency-Key of the resume, so that its lost answer can be had again';
 
 CREATE TABLE effect_log (
     org org_name NOT NULL,
@@ -343,12 +399,17 @@ CREATE TABLE outgoing_calls (
     leased_by text,
     leased_until timestamp with time zone,
     epoch bigint NOT NULL,
+    kind call_kind NOT NULL,
     CONSTRAINT outgoing_calls_attempts_check CHECK ((attempts >= 0)),
     CONSTRAINT outgoing_calls_check CHECK (((failures >= 0) AND (failures <= attempts))),
     CONSTRAINT outgoing_calls_check1 CHECK (((interrupted >= 0) AND (interrupted <= (attempts + polls)))),
     CONSTRAINT outgoing_calls_check2 CHECK (((first_sent_at IS NULL) = (url IS NULL))),
     CONSTRAINT outgoing_calls_check3 CHECK (((first_sent_at IS NULL) = (body IS NULL))),
-    CONSTRAINT outgoing_calls_check4 CHECK (((first_sent_at IS NULL) = (outcome IS NULL))),
+    CONSTRAINT outgoing_calls_check4 CHECK (
+CASE kind
+    WHEN 'undo'::call_kind THEN ((first_sent_at IS NULL) = (outcome IS NULL))
+    ELSE (outcome IS NULL)
+END),
     CONSTRAINT outgoing_calls_check5 CHECK (((first_sent_at IS NULL) = (attempts = 0))),
     CONSTRAINT outgoing_calls_check6 CHECK (((leased_by IS NULL) = (leased_until IS NULL))),
     CONSTRAINT outgoing_calls_epoch_check CHECK ((epoch >= 0)),
@@ -365,7 +426,7 @@ COMMENT ON COLUMN outgoing_calls.org IS 'The tenant';
 
 COMMENT ON COLUMN outgoing_calls.session_id IS 'The session';
 
-COMMENT ON COLUMN outgoing_calls.call_id IS 'The undo_id';
+COMMENT ON COLUMN outgoing_calls.call_id IS 'The undo_id, or the effect_id of an action';
 
 COMMENT ON COLUMN outgoing_calls.step_index IS 'The effect it belongs to';
 
@@ -375,7 +436,7 @@ COMMENT ON COLUMN outgoing_calls.url IS 'Where it is sent; frozen at the first s
 
 COMMENT ON COLUMN outgoing_calls.body IS 'The exact bytes sent; frozen at the first send';
 
-COMMENT ON COLUMN outgoing_calls.outcome IS 'What the endpoint is told about the effect; frozen at the first send';
+COMMENT ON COLUMN outgoing_calls.outcome IS 'What an undo''s endpoint is told about the effect; frozen at the first send';
 
 COMMENT ON COLUMN outgoing_calls.attempts IS 'Requests that may have left the process, each counted before it was sent';
 
@@ -395,7 +456,7 @@ COMMENT ON COLUMN outgoing_calls.last_status IS 'HTTP status of the last answer'
 
 COMMENT ON COLUMN outgoing_calls.last_error IS 'Class and text of the last failure';
 
-COMMENT ON COLUMN outgoing_calls.due_at IS 'When to act next; NULL = nothing to do; at most one call of a session is due';
+COMMENT ON COLUMN outgoing_calls.due_at IS 'When to act next; NULL = nothing to do; at most one undo of a session is due';
 
 COMMENT ON COLUMN outgoing_calls.first_sent_at IS 'When it was frozen';
 
@@ -406,6 +467,8 @@ COMMENT ON COLUMN outgoing_calls.leased_by IS 'Which worker is at it';
 COMMENT ON COLUMN outgoing_calls.leased_until IS 'Until when no other worker may take it';
 
 COMMENT ON COLUMN outgoing_calls.epoch IS 'Counts claims; a write of an older epoch changes nothing';
+
+COMMENT ON COLUMN outgoing_calls.kind IS 'An undo, or an approved call that the service executes itself';
 
 CREATE TABLE remembered_answers (
     org org_name NOT NULL,
@@ -467,10 +530,14 @@ CREATE TABLE sessions (
     journal_seq bigint NOT NULL,
     journal_hash bytea NOT NULL,
     journal_at timestamp with time zone,
+    halted_at timestamp with time zone,
+    halt_ordered boolean NOT NULL,
     CONSTRAINT sessions_check CHECK ((updated_at >= created_at)),
     CONSTRAINT sessions_check1 CHECK (((journal_at IS NULL) = (journal_seq = 0))),
     CONSTRAINT sessions_check2 CHECK (((state <> 'halted'::session_state) OR (halt_reason IS NOT NULL))),
     CONSTRAINT sessions_check3 CHECK (((state <> ALL (ARRAY['active'::session_state, 'awaiting_approval'::session_state, 'completed'::session_state])) OR (halt_reason IS NULL))),
+    CONSTRAINT sessions_check4 CHECK (((state <> ALL (ARRAY['halted'::session_state, 'resolved'::session_state])) OR ((halted_at IS NOT NULL) AND (halt_reason IS NOT NULL)))),
+    CONSTRAINT sessions_check5 CHECK (((NOT halt_ordered) OR (state = ANY (ARRAY['failed'::session_state, 'compensating'::session_state])))),
     CONSTRAINT sessions_idle_seconds_check CHECK ((idle_seconds > 0)),
     CONSTRAINT sessions_journal_hash_check CHECK ((octet_length(journal_hash) = 32)),
     CONSTRAINT sessions_journal_seq_check CHECK ((journal_seq >= 0)),
@@ -529,6 +596,10 @@ COMMENT ON COLUMN sessions.journal_seq IS 'Number of the newest journal entry; 0
 COMMENT ON COLUMN sessions.journal_hash IS 'Hash of the newest journal entry; zeros when there is none';
 
 COMMENT ON COLUMN sessions.journal_at IS 'Time of the newest journal entry';
+
+COMMENT ON COLUMN sessions.halted_at IS 'When it was last handed to a person';
+
+COMMENT ON COLUMN sessions.halt_ordered IS 'An operator wants it halted at the next boundary';
 
 CREATE TABLE tools (
     org org_name NOT NULL,
@@ -593,11 +664,11 @@ COMMENT ON COLUMN undo_stack.state IS 'Where the entry stands';
 
 COMMENT ON COLUMN undo_stack.compensation IS 'The whole descriptor as JSON text: url, args, retry policy; number literals kept';
 
-COMMENT ON COLUMN undo_stack.by_hand IS 'A person settled it, with a reason in the journal';
+COMMENT ON COLUMN undo_stack.by_hand IS 'A person undid it by other means, with a reason in the journal';
 
 COMMENT ON COLUMN undo_stack.registered_at IS 'When it was registered: not after the effect was executed';
 
-COMMENT ON COLUMN undo_stack.compensated_at IS 'When its endpoint said it is undone';
+COMMENT ON COLUMN undo_stack.compensated_at IS 'When its endpoint, or a person, said it is undone';
 
 ALTER TABLE ONLY alembic_version
     ADD CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num);
@@ -621,10 +692,10 @@ ALTER TABLE ONLY orgs
     ADD CONSTRAINT orgs_pkey PRIMARY KEY (org);
 
 ALTER TABLE ONLY outgoing_calls
-    ADD CONSTRAINT outgoing_calls_one_due EXCLUDE USING btree (org WITH =, session_id WITH =) WHERE ((due_at IS NOT NULL)) DEFERRABLE INITIALLY DEFERRED;
+    ADD CONSTRAINT outgoing_calls_by_step UNIQUE (org, session_id, step_index, kind);
 
 ALTER TABLE ONLY outgoing_calls
-    ADD CONSTRAINT outgoing_calls_org_session_id_step_index_key UNIQUE (org, session_id, step_index);
+    ADD CONSTRAINT outgoing_calls_one_undo_due EXCLUDE USING btree (org WITH =, session_id WITH =) WHERE (((due_at IS NOT NULL) AND (kind = 'undo'::call_kind))) DEFERRABLE INITIALLY DEFERRED;
 
 ALTER TABLE ONLY outgoing_calls
     ADD CONSTRAINT outgoing_calls_pkey PRIMARY KEY (org, session_id, call_id);
@@ -641,13 +712,23 @@ ALTER TABLE ONLY tools
 ALTER TABLE ONLY undo_stack
     ADD CONSTRAINT undo_stack_pkey PRIMARY KEY (org, session_id, stack_position);
 
+CREATE INDEX approvals_by_age ON approvals USING btree (org, requested_at, session_id, step_index);
+
+CREATE INDEX approvals_expiring ON approvals USING btree (expires_at) WHERE (state = ANY (ARRAY['pending'::approval_state, 'approved'::approval_state]));
+
+CREATE INDEX approvals_open ON approvals USING btree (org, requested_at, session_id, step_index) WHERE (state = ANY (ARRAY['pending'::approval_state, 'approved'::approval_state]));
+
 CREATE UNIQUE INDEX effect_log_by_request_key ON effect_log USING btree (org, session_id, request_key) WHERE (request_key IS NOT NULL);
+
+CREATE UNIQUE INDEX journal_decisions ON journal USING btree (org, session_id, step) WHERE (kind = ANY (ARRAY['APPROVED'::entry_kind, 'REJECTED'::entry_kind]));
 
 CREATE INDEX outgoing_calls_due ON outgoing_calls USING btree (due_at) WHERE (due_at IS NOT NULL);
 
 CREATE INDEX sessions_active ON sessions USING btree (org, session_id) WHERE (state = 'active'::session_state);
 
 CREATE INDEX sessions_by_age ON sessions USING btree (org, created_at DESC, session_id);
+
+CREATE INDEX sessions_halted ON sessions USING btree (org, halted_at, session_id) WHERE (state = 'halted'::session_state);
 
 CREATE TRIGGER journal_is_insert_only BEFORE DELETE OR UPDATE ON journal FOR EACH ROW EXECUTE FUNCTION refuse_journal_change();
 
@@ -674,6 +755,8 @@ ALTER TABLE ONLY undo_stack
 ALTER TABLE approvals ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE effect_log ENABLE ROW LEVEL SECURITY;
+
+CREATE POLICY every_org ON approvals FOR SELECT TO countermand_dispatcher USING (true);
 
 CREATE POLICY every_org ON keys TO countermand_dispatcher USING (true);
 
@@ -721,6 +804,31 @@ GRANT SELECT ON TABLE alembic_version TO countermand_runtime;
 
 GRANT SELECT,INSERT ON TABLE approvals TO countermand_runtime;
 
+GRANT SELECT(org) ON TABLE approvals TO countermand_dispatcher;
+
+GRANT SELECT(session_id) ON TABLE approvals TO countermand_dispatcher;
+
+GRANT SELECT(expires_at) ON TABLE approvals TO countermand_dispatcher;
+
+GRANT UPDATE(state) ON TABLE approvals TO countermand_runtime;
+GRANT SELECT(state) ON TABLE approvals TO countermand_dispatcher;
+
+GRANT UPDATE(decided_at) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(decided_by) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(claimed_approver) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(reason) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(is_continued) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(released_at) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(released_to) ON TABLE approvals TO countermand_runtime;
+
+GRANT UPDATE(release_key) ON TABLE approvals TO countermand_runtime;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE effect_log TO countermand_runtime;
 
 GRANT SELECT,INSERT ON TABLE journal TO countermand_runtime;
@@ -749,6 +857,8 @@ GRANT SELECT(leased_by),UPDATE(leased_by) ON TABLE outgoing_calls TO countermand
 GRANT SELECT(leased_until),UPDATE(leased_until) ON TABLE outgoing_calls TO countermand_dispatcher;
 
 GRANT SELECT(epoch),UPDATE(epoch) ON TABLE outgoing_calls TO countermand_dispatcher;
+
+GRANT SELECT(kind) ON TABLE outgoing_calls TO countermand_dispatcher;
 
 GRANT SELECT,INSERT ON TABLE remembered_answers TO countermand_runtime;
 

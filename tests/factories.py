@@ -93,6 +93,22 @@ class Client:
         """Say that the run failed."""
         return await self.post(f"/sessions/{session_id}/fail", {"error": error, **body}, params={"wait_s": wait_s} if wait_s else {})
 
+    async def approve(self, session_id: str, step: int, **body: Any) -> httpx.Response:
+        """Say yes to a parked call."""
+        return await self.post(f"/sessions/{session_id}/effects/{step}/approve", body)
+
+    async def reject(self, session_id: str, step: int, reason: str = "not like this", **body: Any) -> httpx.Response:
+        """Say no to a parked call."""
+        return await self.post(f"/sessions/{session_id}/effects/{step}/reject", {"reason": reason, **body})
+
+    async def resume(
+        self, session_id: str, step: int, payload: str, *, idempotency_key: str | None = None, wait_s: int = 0
+    ) -> httpx.Response:
+        """Present the bytes of an approved call, so that it is released."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        params = {"wait_s": wait_s} if wait_s else {}
+        return await self.post(f"/sessions/{session_id}/effects/{step}/resume", {"payload": payload}, headers=headers, params=params)
+
     async def complete(self, session_id: str, **options: Any) -> httpx.Response:
         """Say that the run ended well."""
         return await self.post(f"/sessions/{session_id}/complete", {}, **options)
@@ -108,6 +124,13 @@ class Client:
     async def session(self, session_id: str) -> JsonObject:
         """Return a session, which must be there."""
         response = await self.get(f"/sessions/{session_id}")
+        response.raise_for_status()
+        found: JsonObject = response.json()
+        return found
+
+    async def effect(self, session_id: str, step: int, *, wait_s: int = 0) -> JsonObject:
+        """Return an effect, which must be there; `wait_s`: once what it waits for is over."""
+        response = await self.get(f"/sessions/{session_id}/effects/{step}", params={"wait_s": wait_s} if wait_s else {})
         response.raise_for_status()
         found: JsonObject = response.json()
         return found
@@ -136,6 +159,15 @@ async def do_step(agent: Client, session_id: str, step: int, url: str, result: o
     (await agent.commit(session_id, step, result)).raise_for_status()
     body: JsonObject = answer.json()
     return body
+
+
+async def park(agent: Client, session_id: str, step: int, payload: str, tool: str = "send_wire_transfer", **body: Any) -> JsonObject:
+    """Ask for a call that a person has to approve: of a tool that nobody registered, unless `tool` is; return the answer."""
+    answer = await agent.intercept(session_id, step_index=step, tool=tool, payload=payload, **body)
+    if answer.status_code != httpx.codes.ACCEPTED:
+        raise AssertionError(f"expected to be told to wait, found {answer.status_code}: {answer.text}")
+    found: JsonObject = answer.json()
+    return found
 
 
 @asynccontextmanager

@@ -109,8 +109,8 @@ MUTANTS = (
     Mutant(
         name="renew the key on retry",
         file="app/engine/unwind.py",
-        before='"Idempotency-Key": item.entry.idempotency_key,',
-        after='"Idempotency-Key": f"{item.entry.idempotency_key}-{call.attempts}",',
+        before='"Idempotency-Key": call.idempotency_key,',
+        after='"Idempotency-Key": f"{call.idempotency_key}-{call.attempts}",',
         test="test_one_key_and_one_body_are_sent_when_an_undo_is_retried",
         reason="one key for all attempts",
     ),
@@ -125,10 +125,9 @@ MUTANTS = (
     Mutant(
         name="bind the body at each send",
         file="app/domain/unwinding.py",
-        before="    is_poll = call.poll_url is not None\n    call = draft.change_call(call, is_attempt_open=True,",
-        after="    is_poll = call.poll_url is not None\n"
-        "    call = replace(call, body=bindings.body_to_send(item.entry.compensation.args, item.effect) or call.body)\n"
-        "    call = draft.change_call(call, is_attempt_open=True,",
+        before="    return Send(call=sending.count(draft, call),",
+        after="    call = replace(call, body=bindings.body_to_send(item.entry.compensation.args, item.effect) or call.body)\n"
+        "    return Send(call=sending.count(draft, call),",
         test="test_the_frozen_bytes_are_sent_when_the_result_comes_after_the_first_attempt",
         reason="frozen at the first send",
     ),
@@ -148,6 +147,69 @@ MUTANTS = (
         after="        sealed.append(replace(unsealed, digest=compute_digest(org, session_id, unsealed)))\n",
         test="test_undos_run_newest_first_when_a_session_fails",
         reason="the journal verifies",
+    ),
+    Mutant(
+        name="skip the hash compare",
+        file="app/domain/approval.py",
+        before='    return payload == effect.payload and journal.has_content(evidence.entry, "payload", payload)\n',
+        after="    return True\n",
+        test="test_nothing_is_released_when_other_bytes_are_presented",
+        reason="only the approved bytes go ahead",
+    ),
+    Mutant(
+        name="release without the journal check",
+        file="app/domain/approval.py",
+        before="""\
+    if evidence is None or not _stands(draft.session, seen.effect, evidence):
+        return _not_approved(seen.effect, asked)
+""",
+        after="""\
+    if evidence is None:
+        draft.move_session(SessionState.ACTIVE)
+        return Released(reported=replace(seen, effect=draft.move_effect(seen.effect, EffectState.EXECUTING)), is_action=False)
+""",
+        test="test_nothing_is_released_when_the_journal_has_no_approval",
+        reason="no APPROVED entry, no release",
+    ),
+    Mutant(
+        name="approve from any state",
+        file="app/domain/approval.py",
+        before="""\
+    if asked.state is not ApprovalState.PENDING:
+        return _already_decided(asked)
+    if draft.now >= asked.expires_at:
+        return _already_decided(_expire(draft, seen, asked, known))
+    approved = draft.change_approval(
+        asked,
+        ApprovalState.APPROVED,
+        decided_at=draft.now,
+        decided_by=decision.by,
+        claimed_approver=decision.claimed_approver,
+        reason=decision.reason,
+    )
+    effect = draft.move_effect(seen.effect, EffectState.APPROVED)
+""",
+        after="""\
+    approved = draft.change_approval(
+        asked,
+        ApprovalState.APPROVED,
+        decided_at=draft.now,
+        decided_by=decision.by,
+        claimed_approver=decision.claimed_approver,
+        reason=decision.reason,
+    )
+    effect = draft.change_effect(seen.effect, state=EffectState.APPROVED)
+""",
+        test="test_nothing_is_approved_when_it_is_not_pending",
+        reason="only a pending question can be answered",
+    ),
+    Mutant(
+        name="expiry by transaction time",
+        file="app/storage/sessions.py",
+        before="  clock_timestamp() AS now, seen.revision AS seen_revision,\n",
+        after="  now() AS now, seen.revision AS seen_revision,\n",
+        test="test_nothing_is_released_when_its_turn_comes_after_the_expiry",
+        reason="the moment of the turn counts",
     ),
     Mutant(
         name="let every org see the sessions",

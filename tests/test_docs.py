@@ -12,6 +12,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from app.cli.migrating import MIGRATIONS
+from app.domain.model import ApprovalState
 from app.domain.states import EFFECT_MOVES, NEW_EFFECT_STATES, SESSION_MOVES, UNDO_MOVES
 from app.main import SCHEMA_REVISION
 from app.settings import Settings
@@ -55,12 +56,29 @@ def test_diagram_has_the_moves_of_the_tables(title: str, moves: Mapping[StrEnum,
 @pytest.mark.parametrize(("title", "moves"), [(title, moves) for title, moves, _ in MACHINES])
 def test_table_explains_every_move_of_the_tables(title: str, moves: Mapping[StrEnum, frozenset[StrEnum]]) -> None:
     """No move is without its reason."""
-    explained: set[tuple[str, str]] = set()
+    assert explained(title) == {(str(source), str(target)) for source, targets in moves.items() for target in targets}
+
+
+def explained(title: str) -> set[tuple[str, str]]:
+    """Return the moves that the table of a section gives a reason for."""
+    found: set[tuple[str, str]] = set()
     for line in section(title).splitlines():
-        found = re.match(r"\| (.*?) -> (.*?) \| ", line)
-        if found is not None:
-            explained |= set(product(re.findall(r"`([a-z_]+)`", found[1]), re.findall(r"`([a-z_]+)`", found[2])))
-    assert explained == {(str(source), str(target)) for source, targets in moves.items() for target in targets}
+        row = re.match(r"\| (.*?) -> (.*?) \| ", line)
+        if row is not None:
+            found |= set(product(re.findall(r"`([a-z_]+)`", row[1]), re.findall(r"`([a-z_]+)`", row[2])))
+    return found
+
+
+def test_question_has_the_states_of_the_code_and_a_reason_for_every_move() -> None:
+    """The question follows its effect and has no table of moves; tests/api/test_every_transition.py sees that each arrow is walked."""
+    drawn = re.findall(r"^ +(\S+) --> (\S+)$", section("Approval"), re.MULTILINE)
+    moves = {arrow for arrow in drawn if EDGE not in arrow}
+    assert {state for arrow in drawn for state in arrow} - {EDGE} == {str(state) for state in ApprovalState}
+    assert explained("Approval") == moves
+    assert {target for source, target in drawn if source == EDGE} == {"pending"}
+    assert {source for source, target in drawn if target == EDGE} == {str(state) for state in ApprovalState} - {
+        source for source, _ in moves
+    }
 
 
 def test_agreement_of_entries_and_effects_is_the_one_that_is_tested() -> None:

@@ -17,8 +17,10 @@ from tests.probes import rest
 
 CLONE = Path(__file__).resolve().parent.parent
 REPORTS = (CLONE / "docs" / "field-reports.md").read_text(encoding="utf-8")
-# Those of agents and endpoints; the others come with the approvals and the operator's verbs.
-ROWS = "D6 D11 D12 D13 D15 D16 D17 D19 T01 T02 T03 T05 T08 T09 T11 T13 T14 T15 T17 T18 T19 T22 T23 T29 X36"
+ROWS = (
+    "D6 D11 D12 D13 D15 D16 D17 D19 D1 D2 D3 D4 D5 D7 D8 D9 D10 T24 T27 T30 "
+    "T01 T02 T03 T05 T08 T09 T11 T13 T14 T15 T17 T18 T19 T22 T23 T29 X36"
+)
 HERD = 20
 
 

@@ -12,9 +12,12 @@ from app.domain.errors import Forbidden, Malformed, Unauthenticated
 from app.domain.json_text import Json
 from app.domain.model import Principal, RetryPolicy, Role, SessionId
 from app.engine.authentication import Authenticator
-from app.engine.forward import Ask, Forward
+from app.engine.decisions import Decisions
+from app.engine.forward import Forward
+from app.engine.operations import Operations
 from app.engine.orchestrator import Orchestrator
 from app.engine.registry import Registry
+from app.engine.verbs import Ask
 from app.engine.waits import Waits
 from app.storage.answers import RepeatableRequest
 from app.storage.database import Database
@@ -27,6 +30,8 @@ class Engine:
     database: Database
     authenticator: Authenticator
     forward: Forward
+    decisions: Decisions
+    operations: Operations
     registry: Registry
     waits: Waits
     orchestrator: Orchestrator | None
@@ -173,5 +178,6 @@ def caller(*roles: Role) -> Callable[..., Awaitable[Caller]]:
     return collect
 
 
+OperatorCaller = Annotated[Caller, Depends(caller(Role.OPERATOR))]
 AgentCaller = Annotated[Caller, Depends(caller(Role.AGENT))]
 AgentOrOperatorCaller = Annotated[Caller, Depends(caller(Role.AGENT, Role.OPERATOR))]

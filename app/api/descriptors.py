@@ -1,15 +1,17 @@
 """Turn what a body says of a tool or of an undo into the domain's words, with the deployment's defaults. Must not judge it."""
 
-from app.api import schemas
+from dataclasses import replace
+
+from app.api import bodies
 from app.api.strict_json import MAX_PAYLOAD_BYTES, within
 from app.domain.json_text import dump
-from app.domain.model import Compensation, RetryPolicy, UnknownVariant
+from app.domain.model import Action, Compensation, RetryPolicy, UnknownVariant
 from app.domain.tools import ApprovalRule, Definition
 
 MAX_SCHEMA_BYTES = 65_536  # of one payload schema; real ones have a few kilobytes
 
 
-def definition_of(model: schemas.ToolBody, defaults: RetryPolicy) -> Definition:
+def definition_of(model: bodies.ToolBody, defaults: RetryPolicy) -> Definition:
     """Read a registration."""
     schema, approval = None, None
     if model.payload_schema is not None:
@@ -23,10 +25,11 @@ def definition_of(model: schemas.ToolBody, defaults: RetryPolicy) -> Definition:
         payload_schema=schema,
         compensation=None if model.compensation is None else compensation_of(model.compensation, defaults),
         approval=approval,
+        action=None if model.action is None else Action(url=model.action.url, retry=_retry_of(model.action, defaults)),
     )
 
 
-def compensation_of(model: schemas.CompensationBody, defaults: RetryPolicy) -> Compensation:
+def compensation_of(model: bodies.CompensationBody, defaults: RetryPolicy) -> Compensation:
     """Read an undo's descriptor."""
     unknown = None
     if model.unknown is not None:
@@ -39,16 +42,19 @@ def compensation_of(model: schemas.CompensationBody, defaults: RetryPolicy) -> C
         unknown=unknown,
         on_unknown=model.on_unknown,
         independent=model.independent,
-        retry=RetryPolicy(
-            max_retries=_or(model.max_retries, defaults.max_retries),
-            initial_interval_ms=_or(model.initial_interval_ms, defaults.initial_interval_ms),
-            multiplier=defaults.multiplier if model.multiplier is None else model.multiplier,
-            max_interval_ms=_or(model.max_interval_ms, defaults.max_interval_ms),
-            timeout_ms=_or(model.timeout_ms, defaults.timeout_ms),
-            deadline_ms=_or(model.deadline_ms, defaults.deadline_ms),
-            retry_on=model.retry_on,
-            compensated_on=model.compensated_on,
-        ),
+        retry=replace(_retry_of(model, defaults), compensated_on=model.compensated_on),
+    )
+
+
+def _retry_of(model: bodies.CompensationBody | bodies.ActionBody, defaults: RetryPolicy) -> RetryPolicy:
+    return RetryPolicy(
+        max_retries=_or(model.max_retries, defaults.max_retries),
+        initial_interval_ms=_or(model.initial_interval_ms, defaults.initial_interval_ms),
+        multiplier=defaults.multiplier if model.multiplier is None else model.multiplier,
+        max_interval_ms=_or(model.max_interval_ms, defaults.max_interval_ms),
+        timeout_ms=_or(model.timeout_ms, defaults.timeout_ms),
+        deadline_ms=_or(model.deadline_ms, defaults.deadline_ms),
+        retry_on=model.retry_on,
     )
 
 

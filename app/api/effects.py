@@ -5,10 +5,10 @@ from typing import Annotated, assert_never
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from app.api import schemas
+from app.api import bodies, schemas
 from app.api.dependencies import (
     Agent,
-    AgentCaller,
+    AgentOrOperatorCaller,
     Anyone,
     Engine,
     EngineDependency,
@@ -26,7 +26,7 @@ from app.api.strict_json import MAX_PAYLOAD_BYTES, Received, SessionIdPath, Step
 from app.domain.errors import Invalid, Malformed
 from app.domain.intercept import AwaitApproval, Execute, InFlight, InterceptCommand, Refuse, Replay
 from app.domain.json_text import dump
-from app.domain.model import EffectState, Outcome, Principal, SessionId, StepIndex
+from app.domain.model import Outcome, Principal, SessionId, StepIndex
 from app.domain.outcomes import FailReport
 from app.storage import views
 from app.storage.views import StepView
@@ -74,14 +74,14 @@ async def intercept_effect(
     session_id: SessionIdPath,
     key: IdempotencyKey,
     trace: Traceparent,
-    received: Annotated[Received[schemas.InterceptBody], Depends(body(schemas.InterceptBody, examples=INTERCEPT_EXAMPLES))],
+    received: Annotated[Received[bodies.InterceptBody], Depends(body(bodies.InterceptBody, examples=INTERCEPT_EXAMPLES))],
 ) -> Response:
     """Ask before running a tool. `execute`: the call and its undo are durable, run it now; anything else: do not run it."""
     command = _command(engine, received, key, trace)
     decision = await engine.forward.intercept(principal, session_id, command)
     match decision:
         case Execute():
-            return json_response(execute_json(session_id, decision), 201)
+            return json_response(execute_json(session_id, decision.effect, decision.undo_entry), 201)
         case AwaitApproval():
             headers = {
                 "Location": f"/v1/sessions/{session_id}/effects/{decision.effect.step_index}",
@@ -110,12 +110,12 @@ async def get_effect(
     step: StepPath,
     wait_s: WaitSeconds = 0,
 ) -> Response:
-    """Return one effect. `wait_s` holds the answer while the call waits for a person's decision."""
+    """Return one effect. `wait_s` holds the answer while the call waits for a person's decision, or is being executed by the service."""
     view = await engine.waits.until(
         principal.org,
         session_id,
-        lambda: _look(engine, principal, session_id, step),
-        lambda seen: seen.effect.state is not EffectState.AWAITING_APPROVAL,
+        lambda: look_at_step(engine, principal, session_id, step),
+        lambda seen: not seen.is_waiting,
         wait_s,
     )
     headers = {"ETag": etag(view.effect.version)}
@@ -131,11 +131,11 @@ async def get_effect(
     dependencies=[Depends(only_query())],
 )
 async def commit_effect(
-    caller: AgentCaller,
+    caller: AgentOrOperatorCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
     step: StepPath,
-    received: Annotated[Received[schemas.CommitBody], Depends(body(schemas.CommitBody, examples=COMMIT_EXAMPLES))],
+    received: Annotated[Received[bodies.CommitBody], Depends(body(bodies.CommitBody, examples=COMMIT_EXAMPLES))],
 ) -> Response:
     """Say that the tool ran, with its result; references of its undo into the result are bound to this."""
     ask = caller.ask(session_id, received.tree)
@@ -149,11 +149,11 @@ async def commit_effect(
     dependencies=[Depends(only_query())],
 )
 async def fail_effect(
-    caller: AgentCaller,
+    caller: AgentOrOperatorCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
     step: StepPath,
-    received: Annotated[Received[schemas.FailEffectBody], Depends(body(schemas.FailEffectBody, examples=FAIL_EXAMPLES))],
+    received: Annotated[Received[bodies.FailEffectBody], Depends(body(bodies.FailEffectBody, examples=FAIL_EXAMPLES))],
 ) -> Response:
     """Say that this call failed; the session goes on. `not_applied`: it certainly did nothing, so there is nothing to undo."""
     report = FailReport(outcome=Outcome(received.model.outcome), error=received.model.error)
@@ -161,12 +161,13 @@ async def fail_effect(
     return answer_response(await engine.forward.fail_effect(ask, step, report, reported_bytes))
 
 
-async def _look(engine: Engine, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:
+async def look_at_step(engine: Engine, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:
+    """Read one step as the caller may see it."""
     async with engine.database.snapshot(principal.org) as tx:
         return await views.step_view(tx, principal, session_id, step)
 
 
-def _command(engine: Engine, received: Received[schemas.InterceptBody], key: str | None, trace: str | None) -> InterceptCommand:
+def _command(engine: Engine, received: Received[bodies.InterceptBody], key: str | None, trace: str | None) -> InterceptCommand:
     model = received.model
     if model.step_index is None and key is None:
         raise Malformed(

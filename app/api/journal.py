@@ -7,11 +7,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response, StreamingResponse
 
 from app.api import schemas
+from app.api.cursors import bad_cursor
 from app.api.dependencies import Engine, EngineDependency, OperatorOrAuditor, authenticate
 from app.api.errors import problem_responses
 from app.api.render import json_response
 from app.api.strict_json import PlainInteger, SessionIdPath, only_query
-from app.domain.errors import Malformed
 from app.domain.journal import Verifier, entry_json, export_line
 from app.domain.model import Principal, SessionId
 from app.storage import journal, views
@@ -97,5 +97,5 @@ def _read_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= 18):
-        raise Malformed("bad_cursor", "expected a cursor as `next_cursor` gave it")
+        raise bad_cursor()
     return int(cursor)

@@ -1,35 +1,49 @@
 """Turn the domain's values into the answers' JSON, number literals kept. Must not look anything up."""
 
+import re
+import struct
 from collections.abc import Mapping
 from datetime import datetime
 
 from starlette.responses import Response
 
-from app.domain import bindings, tools
-from app.domain.intercept import AwaitApproval, Execute, InFlight, Replay
+from app.domain import approval, bindings, tools
+from app.domain.intercept import AwaitApproval, InFlight, Replay
 from app.domain.journal import time_text
 from app.domain.json_text import Json, dump, parse
-from app.domain.model import Approval, Effect, EffectState, OutgoingCall, Session, SessionId, UndoEntry
+from app.domain.model import Approval, Effect, OutgoingCall, Session, SessionId, UndoEntry
 from app.domain.outcomes import Reported
 from app.domain.tools import Tool
-from app.engine.forward import Answer
-from app.storage.views import SessionView, StepView
+from app.engine.verbs import Answer
+from app.storage.views import ApprovalItem, SessionView, StepView
+
+# Characters that show nothing, turn text round or break lines: a person who decides by what the terminal shows must not be deceived.
+_UNSEEN = re.compile("[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
 
 
 def json_response(value: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with compact JSON; nothing in it is cached by anybody."""
-    return Response(dump(value), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+    return Response(visible(dump(value)), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+
+
+def visible(body: bytes) -> bytes:
+    """Return the same JSON with every character that a reader could not see as an escape; strings are the same once read."""
+    return body if body.isascii() else _UNSEEN.sub(_escape, body.decode()).encode()
+
+
+def _escape(found: re.Match[str]) -> str:
+    return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack(">H", found[0].encode("utf-16-be")))
 
 
 def answer_response(answer: Answer) -> Response:
     """Answer with bytes that were made inside the verb, or before, for the same request."""
     headers = {"Cache-Control": "no-store", **({"Idempotent-Replayed": "true"} if answer.is_replayed else {})}
-    return Response(answer.body, answer.status, headers, media_type="application/json")
+    return Response(visible(answer.body), answer.status, headers, media_type="application/json")
 
 
 def reported_bytes(reported: Reported) -> bytes:
     """Render the effect that a report was about."""
-    step = StepView(effect=reported.effect, approval=reported.approval, undo_entry=reported.undo_entry, call=None)
+    step = StepView(effect=reported.effect, approval=reported.approval, undo_entry=reported.undo_entry, call=None, action=reported.action)
     return dump(effect_json(step))
 
 
@@ -71,7 +85,7 @@ def session_summary_json(session: Session) -> dict[str, Json]:
     }
 
 
-def effect_json(step: StepView) -> Json:
+def effect_json(step: StepView) -> dict[str, Json]:
     """Render one effect."""
     effect, undo_entry = step.effect, step.undo_entry
     is_resolved = undo_entry is None or effect.result is None
@@ -90,28 +104,47 @@ def effect_json(step: StepView) -> Json:
         "forward_key": effect.forward_key,
         "undo_id": None if undo_entry is None else str(undo_entry.undo_id),
         "attempt": effect.attempt,
-        "released_to": None,
-        "approval": None if step.approval is None else _approval_json(step.approval, effect.state),
+        "released_to": None if step.approval is None else step.approval.released_to,
+        "approval": None if step.approval is None else _approval_json(effect, step.approval),
+        "action": None if step.action is None else _action_json(step.action),
         "unresolved": []
         if is_resolved or undo_entry is None
         else [str(reference) for reference in bindings.unresolved(undo_entry.compensation, effect)],
     }
 
 
-def _approval_json(approval: Approval, state: EffectState) -> Json:
+def approval_item_json(item: ApprovalItem) -> Json:
+    """Render a parked call with the session it belongs to."""
+    return {**effect_json(item.step), "session_id": item.session_id, "agent": item.agent, "action_url": item.action_url}
+
+
+def _approval_json(effect: Effect, asked: Approval) -> Json:
     return {
-        "state": state.value,
-        "requested_at": time_text(approval.requested_at),
-        "requested_by": approval.requested_by,
-        "expires_at": time_text(approval.expires_at),
-        "decided_at": None,
-        "decided_by": None,
-        "claimed_approver": None,
-        "reason": None,
+        "state": asked.state.value,
+        "requested_at": time_text(asked.requested_at),
+        "requested_by": asked.requested_by,
+        "expires_at": time_text(asked.expires_at),
+        "ttl_seconds": asked.ttl_seconds,
+        "decided_at": _time(asked.decided_at),
+        "decided_by": asked.decided_by,
+        "claimed_approver": asked.claimed_approver,
+        "reason": asked.reason,
+        "released_at": _time(asked.released_at),
+        "message": approval.message(effect, asked),
     }
 
 
-def undo_entry_json(entry: UndoEntry, call: OutgoingCall | None) -> Json:
+def _action_json(call: OutgoingCall) -> Json:
+    return {
+        "url": call.url,
+        "attempts": call.attempts,
+        "last_status": call.last_status,
+        "last_error": call.last_error,
+        "next_attempt_at": _time(call.due_at),
+    }
+
+
+def undo_entry_json(entry: UndoEntry, call: OutgoingCall | None) -> dict[str, Json]:
     """Render one undo entry with what is known of its call."""
     return {
         "undo_id": str(entry.undo_id),
@@ -130,15 +163,14 @@ def undo_entry_json(entry: UndoEntry, call: OutgoingCall | None) -> Json:
     }
 
 
-def execute_json(session_id: SessionId, decision: Execute) -> Json:
+def execute_json(session_id: SessionId, effect: Effect, undo_entry: UndoEntry | None) -> Json:
     """Render the permission to run the tool."""
-    effect = decision.effect
     return {
         "decision": "execute",
         "session_id": session_id,
         "step_index": effect.step_index,
         "effect_id": str(effect.effect_id),
-        "undo_id": None if decision.undo_entry is None else str(decision.undo_entry.undo_id),
+        "undo_id": None if undo_entry is None else str(undo_entry.undo_id),
         "forward_key": effect.forward_key,
         "payload": effect.payload.decode(),
         "payload_sha256": effect.payload_sha256.hex(),
@@ -158,7 +190,22 @@ def await_approval_json(session_id: SessionId, decision: AwaitApproval) -> Json:
         "payload": effect.payload.decode(),
         "payload_sha256": effect.payload_sha256.hex(),
         "expires_at": time_text(decision.approval.expires_at),
-        "message": f"[AWAITING_APPROVAL] Tool '{effect.tool}' requires human approval",
+        "message": approval.message(effect, decision.approval),
+    }
+
+
+def acted_json(session_id: SessionId, step: StepView) -> Json:
+    """Render how the service's own execution of a released call stands."""
+    effect = step.effect
+    return {
+        "decision": "in_flight" if step.is_in_progress else "executed",
+        "session_id": session_id,
+        "step_index": effect.step_index,
+        "effect_id": str(effect.effect_id),
+        "state": effect.state.value,
+        "outcome": effect.outcome.value if effect.outcome else None,
+        "result": None if effect.result is None else parse(effect.result),
+        "error": effect.error,
     }
 
 

@@ -1,144 +1,47 @@
-"""The shapes on the wire: bodies that are read, answers as they are documented. Must not hold behaviour."""
+"""The answers, as they are documented. Must not hold behaviour, nor be relied upon to render: see `render`."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from app.api.strict_json import LosslessJson, LosslessObject, Payload, StrictModel
+from app.api.strict_json import LosslessJson, LosslessObject
 from app.domain.model import (
-    MAX_STEP_INDEX,
+    ApprovalState,
     EffectState,
     EntryKind,
     HaltReason,
-    OnUnknown,
     Outcome,
     Reversibility,
     SessionState,
     UndoState,
 )
 
-TOOL_NAME = r"^[A-Za-z0-9_.:-]+$"
-ToolName = Annotated[str, Field(min_length=1, max_length=200, pattern=TOOL_NAME)]
-Text = Annotated[str, Field(min_length=1, max_length=2_000)]
-Url = Annotated[str, Field(min_length=1, max_length=2_048)]
-Interval = Annotated[int, Field(ge=1, le=86_400_000)]
-Status = Annotated[int, Field(ge=400, le=599)]
-
-
-class UnknownBody(StrictModel):
-    """How to undo when the result is not known: find the effect by something that is."""
-
-    args: LosslessJson = Field(description="The body to send; may hold `payload#` and `effect#` references.")
-    url: Url | None = Field(default=None, description="Where to send it, if not to the same place.")
-
-
-class CompensationBody(StrictModel):
-    """The HTTP call that semantically undoes an effect."""
-
-    url: Url = Field(description="POSTed to with `Idempotency-Key: undo-<undo_id>`; http or https.")
-    args: LosslessJson = Field(
-        default_factory=dict, description='The body to send; `{"$ref": "result#/credit_id"}` is bound to the result at commit.'
-    )
-    description: Annotated[str, Field(max_length=500)] = Field(
-        default="", description="What it does, for the person who may have to do it."
-    )
-    unknown: UnknownBody | None = None
-    on_unknown: OnUnknown = OnUnknown.COMPENSATE
-    independent: bool = Field(default=False, description="If this undo fails for good, go on with the ones below it before halting.")
-    max_retries: Annotated[int, Field(ge=0, le=100)] | None = None
-    initial_interval_ms: Interval | None = None
-    multiplier: Annotated[float, Field(ge=1, le=100)] | None = None
-    max_interval_ms: Interval | None = None
-    timeout_ms: Annotated[int, Field(ge=1, le=600_000)] | None = None
-    deadline_ms: Annotated[int, Field(ge=1, le=31_536_000_000)] | None = None
-    retry_on: Annotated[frozenset[Status], Field(max_length=32)] = frozenset()
-    compensated_on: Annotated[frozenset[Status], Field(max_length=32)] = frozenset()
-
-
-class SessionBody(StrictModel):
-    """What may be said of a session when it is opened."""
-
-    agent: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(default=None, description="A name for people.")
-    metadata: LosslessObject | None = Field(default=None, description="The client's own JSON, at most 16 KiB.")
-    idle_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
-    deadline_at: datetime | None = None
-
-
-class InterceptBody(StrictModel):
-    """One tool call, before it runs. Exactly one of `payload` and `args`."""
-
-    tool: ToolName
-    payload: Payload | None = Field(default=None, description="The call's arguments as an opaque string: stored and hashed byte for byte.")
-    args: LosslessJson = Field(default=None, description="The call's arguments as JSON; stored as compact text.")
-    step_index: Annotated[int, Field(ge=1, le=MAX_STEP_INDEX)] | None = Field(
-        default=None, description="The call's place in the session; absent: the next one (needs an Idempotency-Key)."
-    )
-    reversibility: Reversibility | None = None
-    compensation: CompensationBody | None = None
-
-
-class ApprovalRuleBody(StrictModel):
-    """Whether a person has to approve each call."""
-
-    required: bool
-    ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = Field(default=None, description="How long the question stays open.")
-
-
-class ToolBody(StrictModel):
-    """What is registered about a tool."""
-
-    reversibility: Reversibility
-    idempotent: bool = Field(default=False, description="Running it twice with the same payload does no harm.")
-    description: Annotated[str, Field(max_length=2_000)] = ""
-    payload_schema: LosslessJson = Field(default=None, description="JSON Schema (draft 2020-12) that every payload has to fit.")
-    compensation: CompensationBody | None = None
-    approval: ApprovalRuleBody | None = Field(default=None, description="Absent: an irreversible call is approved, any other is not.")
-
-
-class EmptyBody(StrictModel):
-    """Nothing has to be said."""
-
-
-class CommitBody(StrictModel):
-    """The tool ran."""
-
-    result: LosslessJson = Field(default=None, description="What it returned.")
-
-
-class FailEffectBody(StrictModel):
-    """The tool did not do its work, or nobody knows whether it did."""
-
-    error: Text
-    outcome: Literal[Outcome.NOT_APPLIED, Outcome.UNKNOWN] = Outcome.UNKNOWN
-
-
-class NamedFailureBody(StrictModel):
-    """The call that made the run fail."""
-
-    step_index: Annotated[int, Field(ge=1, le=MAX_STEP_INDEX)]
-    outcome: Literal[Outcome.NOT_APPLIED, Outcome.UNKNOWN] = Outcome.UNKNOWN
-    error: Text | None = None
-
-
-class FailSessionBody(StrictModel):
-    """The run failed: unwind what it did."""
-
-    error: Text
-    effect: NamedFailureBody | None = None
-
 
 class ApprovalView(BaseModel):
-    """The question put to a person about an irreversible call."""
+    """The question put to a person about a call, and the answer."""
 
-    state: EffectState
+    state: ApprovalState
     requested_at: datetime
     requested_by: str
     expires_at: datetime
+    ttl_seconds: int
     decided_at: datetime | None
     decided_by: str | None
     claimed_approver: str | None
     reason: str | None
+    released_at: datetime | None
+    message: str = Field(description="Where the call stands, in words for a model or a person.")
+
+
+class ActionView(BaseModel):
+    """How the service's own execution of a call is getting on."""
+
+    url: str | None
+    attempts: int
+    last_status: int | None
+    last_error: str | None
+    next_attempt_at: datetime | None = Field(description="Absent: nothing more will be sent.")
 
 
 class EffectView(BaseModel):
@@ -160,6 +63,7 @@ class EffectView(BaseModel):
     attempt: int
     released_to: str | None
     approval: ApprovalView | None
+    action: ActionView | None
     unresolved: list[str] = Field(description="References of the undo that the committed result does not satisfy.")
 
 
@@ -261,6 +165,142 @@ class RepeatView(BaseModel):
     result: LosslessJson
 
 
+class ActedView(BaseModel):
+    """The service executes the released call itself: nobody else may run it. `in_flight`: ask again."""
+
+    decision: Literal["executed", "in_flight"]
+    session_id: str
+    step_index: int
+    effect_id: str
+    state: EffectState
+    outcome: Outcome | None
+    result: LosslessJson
+    error: str | None
+
+
+class ApprovalItemView(EffectView):
+    """A parked call, with the session it belongs to."""
+
+    session_id: str
+    agent: str
+    action_url: str | None = Field(description="Where the service will send the call once released; absent: whoever resumes it runs it.")
+
+
+class ApprovalListView(BaseModel):
+    """One page of questions to people, oldest first."""
+
+    items: list[ApprovalItemView]
+    next_cursor: str | None
+
+
+class EscalationItemView(BaseModel):
+    """A session that waits for a person."""
+
+    session_id: str
+    agent: str
+    reason: HaltReason
+    explanation: str
+    pivoted: bool
+    halted_at: datetime
+    age_seconds: int
+    url: str = Field(description="Where the whole package is.")
+
+
+class EscalationCountView(BaseModel):
+    """How many sessions wait for one reason."""
+
+    reason: HaltReason
+    count: int
+    oldest_halted_at: datetime
+    oldest_age_seconds: int
+
+
+class EscalationListView(BaseModel):
+    """One page of sessions that wait for a person, the longest waiting first; `counts` are over all of them."""
+
+    items: list[EscalationItemView]
+    counts: list[EscalationCountView]
+    next_cursor: str | None
+
+
+class EscalationStepView(EffectView):
+    """One step with its times."""
+
+    registered_at: datetime
+    executed_at: datetime | None
+
+
+class EscalationUndoView(UndoEntryView):
+    """One undo entry with what is sent for it."""
+
+    idempotency_key: str
+    independent: bool
+    first_sent_at: datetime | None
+    body: str | None = Field(description="The exact bytes that are sent; absent: not sent yet.")
+
+
+class JudgedStepView(BaseModel):
+    """One step as far as undoing goes."""
+
+    step_index: int
+    tool: str
+    description: str
+    sentence: str
+
+
+class HappenedView(BaseModel):
+    """Who decided what, or what went wrong, from the journal."""
+
+    seq: int
+    at: str
+    kind: EntryKind
+    step: int | None
+    actor: str
+    details: LosslessObject
+    contents: dict[str, str]
+
+
+class MoveView(BaseModel):
+    """One order that is open now."""
+
+    name: Literal["settle", "retry", "skip", "unwind", "resolve"]
+    title: str
+    consequence: str
+    warning: str | None
+    method: Literal["POST"]
+    url: str
+    body: LosslessObject = Field(description="To be sent with the reason added.")
+    curl: str = Field(
+        description="Takes the key and the reason from the environment, COUNTERMAND_KEY and REASON (no double quotes), and where "
+        "the undo cannot be sent without it, what the tool returned, as JSON, from RESULT."
+    )
+
+
+class EscalationView(BaseModel):
+    """What a person gets when automation has stopped."""
+
+    session_id: str
+    state: SessionState
+    reason: HaltReason
+    explanation: str
+    advice: str
+    halted_at: datetime
+    agent: str
+    owner: str
+    metadata: LosslessObject
+    clean: bool
+    pivoted: bool
+    created_at: datetime
+    failed_at: datetime | None
+    undone: list[JudgedStepView]
+    not_undone: list[JudgedStepView]
+    cannot_be_undone: list[JudgedStepView]
+    moves: list[MoveView]
+    steps: list[EscalationStepView]
+    undo_stack: list[EscalationUndoView]
+    decisions: list[HappenedView]
+
+
 class JournalEntryView(BaseModel):
     """One link of the chain; see docs/journal-format.md."""
 
@@ -309,6 +349,7 @@ class ToolView(BaseModel):
     payload_schema: LosslessJson
     compensation: LosslessJson
     approval: LosslessJson
+    action: LosslessJson
     created_by: str
     created_at: datetime | None = Field(description="Absent in the answer to a dry run.")
 

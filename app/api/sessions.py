@@ -1,15 +1,13 @@
 """The routes of a session: open, look, list, fail. Must not decide: each turns a request into one verb."""
 
-import base64
-import re
 from dataclasses import replace
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from app.api import schemas
+from app.api import bodies, schemas
+from app.api.cursors import MOMENT, SESSION, moment_of, read_cursor, shape, write_cursor
 from app.api.dependencies import (
     Agent,
     AgentCaller,
@@ -25,7 +23,6 @@ from app.api.dependencies import (
 from app.api.errors import problem_responses
 from app.api.render import answer_response, json_response, session_bytes, session_json, session_summary_json
 from app.api.strict_json import PlainInteger, Received, SessionIdPath, body, only_query, within
-from app.domain.errors import Malformed
 from app.domain.journal import time_text
 from app.domain.json_text import dump
 from app.domain.model import Outcome, Principal, SessionId, SessionState, StepIndex
@@ -39,8 +36,7 @@ MAX_METADATA_BYTES = 16_384  # contract, section 5
 MAX_WAIT_SECONDS = 55  # below the usual minute after which proxies give up
 MAX_PAGE = 200
 
-# Version, created_at, session_id: opaque to clients, and free to change with its version.
-_CURSOR = re.compile(r"1 (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z) ([A-Za-z0-9._:-]{1,200})", re.ASCII)
+_CURSOR = shape(MOMENT, SESSION)
 
 # Who calls is asked before anything else of the request is judged.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has this version already (If-None-Match)."}}
@@ -68,8 +64,8 @@ async def open_session(
     engine: EngineDependency,
     session_id: SessionIdPath,
     received: Annotated[
-        Received[schemas.SessionBody],
-        Depends(body(schemas.SessionBody, examples={"refund": {"agent": "refund-agent", "metadata": {"order": 4921}}})),
+        Received[bodies.SessionBody],
+        Depends(body(bodies.SessionBody, examples={"refund": {"agent": "refund-agent", "metadata": {"order": 4921}}})),
     ],
 ) -> Response:
     """Open a session, or find it there with the same options (200). Optional: intercept opens one by itself."""
@@ -113,12 +109,15 @@ async def list_sessions(
     cursor: Annotated[str | None, Query(max_length=500)] = None,
 ) -> Response:
     """Return the sessions that the caller may see, newest first, a page at a time."""
-    after = None if cursor is None else _read_cursor(cursor)
+    after = None
+    if cursor is not None:
+        found_at = read_cursor(cursor, _CURSOR)
+        after = Place(created_at=moment_of(found_at[1]), session_id=SessionId(found_at[2]))
     async with engine.database.snapshot(principal.org) as tx:
         wanted = SessionFilter(state=state, tool=tool, agent=agent)
         found = await views.sessions(tx, principal, wanted, after, limit + 1)
     page = found[:limit]
-    next_cursor = _write_cursor(Place(created_at=page[-1].created_at, session_id=page[-1].session_id)) if len(found) > limit else None
+    next_cursor = write_cursor(time_text(page[-1].created_at), page[-1].session_id) if len(found) > limit else None
     return json_response({"items": [session_summary_json(session) for session in page], "next_cursor": next_cursor})
 
 
@@ -133,7 +132,7 @@ async def fail_session(
     caller: AgentOrOperatorCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
-    received: Annotated[Received[schemas.FailSessionBody], Depends(body(schemas.FailSessionBody, examples=FAIL_EXAMPLES))],
+    received: Annotated[Received[bodies.FailSessionBody], Depends(body(bodies.FailSessionBody, examples=FAIL_EXAMPLES))],
     wait_s: WaitSeconds = 0,
 ) -> Response:
     """Say that the run failed: what it did is undone newest first. Repeats are harmless."""
@@ -164,7 +163,7 @@ async def complete_session(
     caller: AgentCaller,
     engine: EngineDependency,
     session_id: SessionIdPath,
-    received: Annotated[Received[schemas.EmptyBody], Depends(body(schemas.EmptyBody))],
+    received: Annotated[Received[bodies.EmptyBody], Depends(body(bodies.EmptyBody))],
 ) -> Response:
     """Say that the run ended well: nothing can unwind it any more. Refused while an effect is not settled."""
     return answer_response(await engine.forward.complete(caller.ask(session_id, received.tree), session_bytes))
@@ -180,7 +179,7 @@ async def touch_session(
     principal: Agent,
     engine: EngineDependency,
     session_id: SessionIdPath,
-    _received: Annotated[Received[schemas.EmptyBody], Depends(body(schemas.EmptyBody))],
+    _received: Annotated[Received[bodies.EmptyBody], Depends(body(bodies.EmptyBody))],
 ) -> Response:
     """Give a sign of life, so that the session is not taken for abandoned; changes nothing that is visible."""
     return json_response(session_summary_json(await engine.forward.touch(principal, session_id)))
@@ -190,18 +189,3 @@ async def look(engine: Engine, principal: Principal, session_id: SessionId) -> S
     """Read a session as the caller may see it."""
     async with engine.database.snapshot(principal.org) as tx:
         return await views.session_view(tx, principal, session_id)
-
-
-def _write_cursor(place: Place) -> str:
-    return base64.urlsafe_b64encode(f"1 {time_text(place.created_at)} {place.session_id}".encode()).decode()
-
-
-def _read_cursor(cursor: str) -> Place:
-    try:
-        text = base64.b64decode(cursor.encode(), altchars=b"-_", validate=True).decode()
-        found = _CURSOR.fullmatch(text)
-        if found is not None:
-            return Place(created_at=datetime.fromisoformat(found[1]), session_id=SessionId(found[2]))
-    except ValueError:  # not base64, not UTF-8, no such day
-        pass
-    raise Malformed("bad_cursor", "expected a cursor as `next_cursor` gave it")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from app.api import schemas
+from app.api import bodies, schemas
 from app.api.dependencies import Admin, Anyone, EngineDependency, authenticate
 from app.api.descriptors import definition_of
 from app.api.errors import problem_responses
@@ -21,7 +21,7 @@ MAX_PAGE = 200
 
 router = APIRouter(prefix="/v1/tools", tags=["tools"], dependencies=[Depends(authenticate)])
 
-ToolNamePath = Annotated[str, Path(min_length=1, max_length=200, pattern=schemas.TOOL_NAME)]
+ToolNamePath = Annotated[str, Path(min_length=1, max_length=200, pattern=bodies.TOOL_NAME)]
 
 TOOL_EXAMPLES = {
     "credit": {
@@ -49,7 +49,7 @@ async def register_tool(
     principal: Admin,
     engine: EngineDependency,
     name: ToolNamePath,
-    received: Annotated[Received[schemas.ToolBody], Depends(body(schemas.ToolBody, examples=TOOL_EXAMPLES))],
+    received: Annotated[Received[bodies.ToolBody], Depends(body(bodies.ToolBody, examples=TOOL_EXAMPLES))],
     dry_run: Annotated[Literal["true", "false"], Query(description="Check, answer as if it were done, and change nothing.")] = "false",
 ) -> Response:
     """Register a tool, or a new version of it (201). The very same definition again changes nothing (200)."""
@@ -69,7 +69,7 @@ async def list_tools(
     principal: Anyone,
     engine: EngineDependency,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE), PlainInteger] = 50,
-    cursor: Annotated[str | None, Query(max_length=200, pattern=schemas.TOOL_NAME)] = None,
+    cursor: Annotated[str | None, Query(max_length=200, pattern=bodies.TOOL_NAME)] = None,
 ) -> Response:
     """Return the newest version of every registered tool, by name, a page at a time."""
     async with engine.database.snapshot(principal.org) as tx:

@@ -6,7 +6,6 @@ from app.domain.model import Compensation, OnUnknown, RetryPolicy, UnknownVarian
 
 def write(compensation: Compensation) -> bytes:
     """Return the descriptor as compact JSON text; `args` keep every literal."""
-    retry = compensation.retry
     unknown: Json = None
     if compensation.unknown is not None:
         unknown = {"args": parse(compensation.unknown.args), "url": compensation.unknown.url}
@@ -18,16 +17,23 @@ def write(compensation: Compensation) -> bytes:
             "unknown": unknown,
             "on_unknown": compensation.on_unknown.value,
             "independent": compensation.independent,
-            "max_retries": retry.max_retries,
-            "initial_interval_ms": retry.initial_interval_ms,
-            "multiplier": _number(retry.multiplier),
-            "max_interval_ms": retry.max_interval_ms,
-            "timeout_ms": retry.timeout_ms,
-            "deadline_ms": retry.deadline_ms,
-            "retry_on": _statuses(retry.retry_on),
-            "compensated_on": _statuses(retry.compensated_on),
+            **write_retry(compensation.retry),
         }
     )
+
+
+def write_retry(retry: RetryPolicy) -> dict[str, Json]:
+    """Return a retry policy's members."""
+    return {
+        "max_retries": retry.max_retries,
+        "initial_interval_ms": retry.initial_interval_ms,
+        "multiplier": _number(retry.multiplier),
+        "max_interval_ms": retry.max_interval_ms,
+        "timeout_ms": retry.timeout_ms,
+        "deadline_ms": retry.deadline_ms,
+        "retry_on": _statuses(retry.retry_on),
+        "compensated_on": _statuses(retry.compensated_on),
+    }
 
 
 def read(text: bytes) -> Compensation:
@@ -47,16 +53,25 @@ def read(text: bytes) -> Compensation:
         unknown=_read_unknown(unknown) if isinstance(unknown, dict) else None,
         on_unknown=OnUnknown(str(members["on_unknown"])),
         independent=members["independent"] is True,
-        retry=RetryPolicy(
-            max_retries=_int(members["max_retries"]),
-            initial_interval_ms=_int(members["initial_interval_ms"]),
-            multiplier=_float(members["multiplier"]),
-            max_interval_ms=_int(members["max_interval_ms"]),
-            timeout_ms=_int(members["timeout_ms"]),
-            deadline_ms=_int(members["deadline_ms"]),
-            retry_on=_read_statuses(members["retry_on"]),
-            compensated_on=_read_statuses(members["compensated_on"]),
-        ),
+        retry=read_retry(members),
+    )
+
+
+def read_retry(members: dict[str, Json]) -> RetryPolicy:
+    """Read back what `write_retry` wrote.
+
+    Raises:
+        KeyError, TypeError, ValueError: the members are not ours.
+    """
+    return RetryPolicy(
+        max_retries=_int(members["max_retries"]),
+        initial_interval_ms=_int(members["initial_interval_ms"]),
+        multiplier=_float(members["multiplier"]),
+        max_interval_ms=_int(members["max_interval_ms"]),
+        timeout_ms=_int(members["timeout_ms"]),
+        deadline_ms=_int(members["deadline_ms"]),
+        retry_on=_read_statuses(members["retry_on"]),
+        compensated_on=_read_statuses(members["compensated_on"]),
     )
 
 

@@ -10,6 +10,8 @@ from app.domain import journal
 from app.domain.journal import Entry, Sealed
 from app.domain.model import (
     Approval,
+    ApprovalState,
+    CallKind,
     Effect,
     EffectState,
     EntryKind,
@@ -23,7 +25,7 @@ from app.domain.model import (
 )
 from app.domain.states import advance
 
-Row = TypeVar("Row", Effect, UndoEntry, OutgoingCall)
+Row = TypeVar("Row", Effect, UndoEntry, OutgoingCall, Approval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +58,18 @@ class Changes:
     effects: tuple[Change[Effect], ...]
     undo_entries: tuple[Change[UndoEntry], ...]
     calls: tuple[Change[OutgoingCall], ...]
-    approvals: tuple[Approval, ...]
+    approvals: tuple[Change[Approval], ...]
     entries: tuple[Sealed, ...]
 
     @property
     def wakes_waiters(self) -> bool:
-        """Tell whether something moved that callers wait for: the session, or a call that a person decides about."""
-        decided = {EffectState.AWAITING_APPROVAL, EffectState.APPROVED}
-        return self.before.state is not self.after.state or any(
-            change.before is not None and change.before.state in decided and change.before.state is not change.after.state
-            for change in self.effects
+        """Tell whether something moved that callers wait for: the session, a question to a person, the end of an action."""
+        return (
+            self.before.state is not self.after.state
+            or any(change.before is not None for change in self.approvals)
+            or any(
+                change.before is not None and change.after.kind is CallKind.ACTION and change.after.due_at is None for change in self.calls
+            )
         )
 
 
@@ -79,7 +83,7 @@ class Draft:
     _effects: dict[UUID, Change[Effect]] = field(default_factory=dict)
     _undo_entries: dict[UUID, Change[UndoEntry]] = field(default_factory=dict)
     _calls: dict[UUID, Change[OutgoingCall]] = field(default_factory=dict)
-    _approvals: list[Approval] = field(default_factory=list)
+    _approvals: dict[int, Change[Approval]] = field(default_factory=dict)
     _entries: list[Entry] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -143,7 +147,11 @@ class Draft:
 
     def ask_approval(self, approval: Approval) -> None:
         """Put a question to a person."""
-        self._approvals.append(approval)
+        self._approvals[approval.step_index] = Change(before=None, after=approval)
+
+    def change_approval(self, approval: Approval, to: ApprovalState, **changes: Any) -> Approval:  # noqa: ANN401 - fields of Approval, checked by replace
+        """Take the answer to a question, or its end, and return its new version; its effect's own move goes with it."""
+        return _put(self._approvals, approval.step_index, approval, replace(approval, state=to, **changes))
 
     def open(self) -> None:
         """Record that the session was opened, if this is the first that is ever recorded of it."""
@@ -191,12 +199,15 @@ class Draft:
             effects=tuple(_counted(change) for change in self._effects.values()),
             undo_entries=tuple(self._undo_entries.values()),
             calls=tuple(self._calls.values()),
-            approvals=tuple(self._approvals),
+            approvals=tuple(self._approvals.values()),
             entries=sealed,
         )
 
 
-def _put(changes: dict[UUID, Change[Row]], key: UUID, seen: Row, after: Row) -> Row:
+Key = TypeVar("Key", UUID, int)
+
+
+def _put(changes: dict[Key, Change[Row]], key: Key, seen: Row, after: Row) -> Row:
     known = changes.get(key)
     changes[key] = Change(before=known.before if known else seen, after=after)
     return after

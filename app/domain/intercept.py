@@ -6,15 +6,15 @@ from datetime import timedelta
 from hashlib import sha256
 from typing import TypeAlias, assert_never
 
-from app.domain import bindings, tools
+from app.domain import intents, tools
 from app.domain.draft import Draft
 from app.domain.egress import EgressPolicy
 from app.domain.errors import Conflict, Invalid, SagaError
 from app.domain.journal import time_text
-from app.domain.json_text import fits
 from app.domain.model import (
     MAX_STEP_INDEX,
     Approval,
+    ApprovalState,
     Compensation,
     Effect,
     EffectId,
@@ -24,8 +24,6 @@ from app.domain.model import (
     SessionState,
     StepIndex,
     UndoEntry,
-    UndoId,
-    UndoState,
 )
 from app.domain.outcomes import is_past_deadline, past_deadline, unsettled_effects
 from app.domain.payload_schema import faults_of_payload
@@ -140,6 +138,8 @@ def _is_same_call(effect: Effect, command: InterceptCommand) -> bool:
 
 def _repeat(draft: Draft, effect: Effect, seen: Seen, *, is_same_request: bool) -> Decision:
     match effect.state:
+        case EffectState.EXECUTING if seen.approval_of_repeat is not None:
+            return InFlight(effect=effect)  # released once, by a resume: asking again for it lets nothing go ahead
         case EffectState.EXECUTING if is_same_request:
             return Execute(effect=effect, undo_entry=seen.undo_of_repeat, is_new=False)
         case EffectState.EXECUTING if _is_idempotent(effect, seen.tool):
@@ -175,9 +175,7 @@ def _is_idempotent(effect: Effect, tool: Tool | None) -> bool:
 def _execute_again(draft: Draft, effect: Effect, seen: Seen) -> Decision:
     """Tell a caller that lost track to run the tool again: it is registered as safe to repeat."""
     again = draft.change_effect(effect, attempt=effect.attempt + 1)
-    draft.record(
-        EntryKind.INTENT, effect.step_index, body=_told(again, seen.undo_of_repeat), contents=_contents(again, seen.undo_of_repeat)
-    )
+    intents.record_intent(draft, again, seen.undo_of_repeat)
     return Execute(effect=again, undo_entry=seen.undo_of_repeat, is_new=False)
 
 
@@ -194,6 +192,9 @@ def _new(draft: Draft, command: InterceptCommand, seen: Seen, rules: InterceptRu
         sentence = "an irreversible call has to wait until every earlier effect is committed or failed; do not run the tool"
         return Refuse(error=unsettled_effects(seen.unsettled, sentence))
     effect = _effect(draft, command, step, plan)
+    refusal = None if plan.compensation is None else intents.unbindable(plan.compensation, effect)
+    if refusal is not None:
+        return Refuse(error=refusal)
     if plan.must_be_approved:
         return _park(draft, effect, plan.approval_ttl_seconds)
     return _register(draft, effect, plan.compensation)
@@ -310,47 +311,32 @@ def _check_payload(command: InterceptCommand, tool: Tool) -> None:
 
 
 def _register(draft: Draft, effect: Effect, compensation: Compensation | None) -> Decision:
-    undo_entry: UndoEntry | None = None
-    if compensation is not None:
-        refusal = _unbindable(compensation, effect)
-        if refusal is not None:
-            return Refuse(error=refusal)
-        undo_entry = UndoEntry(
-            undo_id=UndoId(draft.new_id()),
-            stack_position=effect.step_index,
-            state=UndoState.PENDING,
-            compensation=compensation,
-            by_hand=False,
-            registered_at=draft.now,
-            compensated_at=None,
-        )
     draft.open()
     draft.change_session(last_step=effect.step_index)
     draft.add_effect(effect)
-    if undo_entry is not None:
-        draft.add_undo_entry(undo_entry)
-    draft.record(EntryKind.INTENT, effect.step_index, body=_told(effect, undo_entry), contents=_contents(effect, undo_entry))
-    return Execute(effect=effect, undo_entry=undo_entry, is_new=True)
+    return Execute(effect=effect, undo_entry=intents.intend(draft, effect, compensation), is_new=True)
 
 
 def _park(draft: Draft, effect: Effect, ttl_seconds: int) -> Decision:
-    approval = Approval(
+    question = Approval(
         step_index=effect.step_index,
+        state=ApprovalState.PENDING,
         requested_by=draft.session.owner,  # only the owner's agents can ask
         requested_at=draft.now,
         expires_at=draft.now + timedelta(seconds=ttl_seconds),
+        ttl_seconds=ttl_seconds,
     )
     draft.open()
     draft.move_session(SessionState.AWAITING_APPROVAL, last_step=effect.step_index)
     draft.add_effect(effect)
-    draft.ask_approval(approval)
+    draft.ask_approval(question)
     draft.record(
         EntryKind.AWAITING_APPROVAL,
         effect.step_index,
-        body=_told(effect, None) | {"expires_at": time_text(approval.expires_at)},
-        contents=_contents(effect, None),
+        body=intents.told(effect) | {"expires_at": time_text(question.expires_at), "ttl_seconds": ttl_seconds},
+        contents={"payload": effect.payload},
     )
-    return AwaitApproval(effect=effect, approval=approval)
+    return AwaitApproval(effect=effect, approval=question)
 
 
 def _effect(draft: Draft, command: InterceptCommand, step: StepIndex, plan: _Plan) -> Effect:
@@ -374,44 +360,6 @@ def _effect(draft: Draft, command: InterceptCommand, step: StepIndex, plan: _Pla
         executed_at=None,
         version=1,
     )
-
-
-def _told(effect: Effect, undo_entry: UndoEntry | None) -> dict[str, object]:
-    body: dict[str, object] = {
-        "effect_id": str(effect.effect_id),
-        "tool": effect.tool,
-        "tool_version": effect.tool_version,
-        "attempt": effect.attempt,
-        "reversibility": effect.reversibility.value,
-        "forward_key": effect.forward_key,
-    }
-    if undo_entry is not None:
-        body |= {"undo_id": str(undo_entry.undo_id), "undo_url": undo_entry.compensation.url}
-    return body
-
-
-def _contents(effect: Effect, undo_entry: UndoEntry | None) -> dict[str, bytes]:
-    contents = {"payload": effect.payload}
-    if undo_entry is not None:
-        contents["args"] = undo_entry.compensation.args
-    return contents
-
-
-def _unbindable(compensation: Compensation, effect: Effect) -> SagaError | None:
-    """Say which reference cannot be bound now and never will be; `result#` ones wait for the commit."""
-    templates = {"/compensation/args": compensation.args}
-    if compensation.unknown is not None:
-        templates["/compensation/unknown/args"] = compensation.unknown.args
-    for pointer, args in templates.items():
-        bound = bindings.bind_args(args, effect)
-        if bound.missing:
-            errors = [{"pointer": pointer + missing.where, "detail": f"{missing} leads nowhere"} for missing in bound.missing]
-            return Invalid("unresolved_reference", "a reference into the payload or the effect leads nowhere", errors=errors)
-        if not fits(bound.args, max_bytes=bindings.MAX_BOUND_ARGS_BYTES):
-            return _invalid(
-                "args_too_large", pointer, f"the bound args are more than {bindings.MAX_BOUND_ARGS_BYTES} bytes, or nest too deep"
-            )
-    return None
 
 
 def _invalid(code: str, pointer: str, detail: str) -> Invalid:

@@ -138,6 +138,20 @@ def content_digest(salt: bytes, content: bytes) -> str:
     return hashlib.sha256(salt + content).hexdigest()
 
 
+def has_content(entry: Sealed, name: str, data: bytes) -> bool:
+    """Tell whether `data` is the content that `entry`'s body holds the digest of; False where its salt was erased: nothing shows it."""
+    if entry.content is None:
+        return False
+    try:
+        body, contents = parse(entry.body), parse(entry.content)
+    except JsonFault:
+        return False
+    if not isinstance(body, dict) or not isinstance(contents, dict):
+        return False
+    salted = _salted(contents.get(name))
+    return salted is not None and body.get(f"{name}_digest") == content_digest(salted[0], data)
+
+
 def time_text(at: datetime) -> str:
     """Return the text of an aware time as entries hold it, e.g. `2026-01-02T03:04:05.000006Z`; texts sort as their times do."""
     if at.tzinfo is None:

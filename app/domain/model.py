@@ -86,6 +86,25 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+class ApprovalState(StrEnum):
+    """Where the question to a person stands; it follows its effect's state."""
+
+    PENDING = "pending"
+    APPROVED = "approved"
+    RELEASED = "released"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    MISMATCHED = "mismatched"
+
+
+class CallKind(StrEnum):
+    """What an outgoing call is for."""
+
+    UNDO = "undo"
+    ACTION = "action"
+
+
 class UndoState(StrEnum):
     """Where one undo entry stands."""
 
@@ -186,6 +205,14 @@ class Compensation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """The HTTP call by which the service itself executes an approved tool call: the approved bytes are its body."""
+
+    url: str
+    retry: RetryPolicy = RetryPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalHead:
     """Where a session's chain stands: the last entry's number, hash and time; seq 0 = nothing written yet."""
 
@@ -198,7 +225,8 @@ class JournalHead:
 class Session:
     """One agent run = one saga.
 
-    `version` counts what callers can see (the ETag); `revision` counts every write made under the session's lock.
+    `version` counts what callers can see (the ETag); `revision` counts every write made under the session's lock. `late_effect` and
+    `halt_ordered` are marks for the worker, which halts at the next boundary.
     """
 
     org: OrgName
@@ -215,6 +243,8 @@ class Session:
     idle_seconds: int | None
     deadline_at: datetime | None
     failed_at: datetime | None
+    halted_at: datetime | None
+    halt_ordered: bool
     created_at: datetime
     updated_at: datetime
     active_at: datetime
@@ -254,12 +284,26 @@ class Effect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approval:
-    """The question put to a person about one irreversible call, and the answer."""
+    """The question put to a person about one call, the answer, and the one release that it allows.
+
+    `ttl_seconds` is the rule in force when it was put. `requested_by`, `decided_by` and `released_to` are subjects; `claimed_approver` is
+    whom the request named, a claim. `is_continued`: rejected, and the session goes on. `release_key` is the Idempotency-Key of the resume.
+    """
 
     step_index: StepIndex
+    state: ApprovalState
     requested_by: str
     requested_at: datetime
     expires_at: datetime
+    ttl_seconds: int
+    decided_at: datetime | None = None
+    decided_by: str | None = None
+    claimed_approver: str | None = None
+    reason: str | None = None
+    is_continued: bool = False
+    released_at: datetime | None = None
+    released_to: str | None = None
+    release_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +326,7 @@ class UndoEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingCall:
-    """One undo (later also one service-executed action) with its frozen bytes, its attempts and when it is due.
+    """One undo, or one action that the service executes itself, with its frozen bytes, its attempts and when it is due.
 
     `due_at` None: nothing to do until somebody moves it. `attempts` counts requests that may have left the process, each
     counted before it is sent; `failures` those that used up retry budget; `interrupted` those without a recorded end.
@@ -290,6 +334,7 @@ class OutgoingCall:
     """
 
     call_id: CallId
+    kind: CallKind
     step_index: StepIndex
     destination: str
     url: str | None
@@ -308,3 +353,8 @@ class OutgoingCall:
     first_sent_at: datetime | None
     deadline_at: datetime
     epoch: int
+
+    @property
+    def idempotency_key(self) -> str:
+        """The one key under which this call is ever sent."""
+        return f"effect-{self.call_id}" if self.kind is CallKind.ACTION else f"undo-{self.call_id}"

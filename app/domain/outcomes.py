@@ -13,10 +13,12 @@ from app.domain.draft import Draft
 from app.domain.errors import Conflict, SagaError
 from app.domain.model import (
     Approval,
+    ApprovalState,
     Effect,
     EffectState,
     EntryKind,
     Outcome,
+    OutgoingCall,
     Reversibility,
     Session,
     SessionState,
@@ -29,6 +31,8 @@ from app.domain.unwinding import StackItem
 REPORTING_STATES = frozenset({SessionState.ACTIVE, SessionState.AWAITING_APPROVAL})
 """While a session is in one of these, reports about its calls are in time."""
 
+NOT_SENT = "the session failed before this was sent, or while it was certainly not processed"
+
 AGENT_TIMEOUT = "agent_timeout"
 """The error of a session that failed because its agent fell silent or ran out of time."""
 
@@ -39,11 +43,23 @@ MOVABLE_OUTCOMES = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """One effect with what would undo it and what was asked about it, as a report finds or leaves them."""
+    """One effect with what would undo it, what was asked about it, and the service's own call of it, as a report finds or leaves them."""
 
     effect: Effect
     undo_entry: UndoEntry | None
     approval: Approval | None = None
+    action: OutgoingCall | None = None
+
+    @property
+    def is_running_as_action(self) -> bool:
+        """Tell whether the service is executing this call: nobody else can say what came of it."""
+        return self.effect.state is EffectState.EXECUTING and self.action is not None
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Tell whether a request of the service's may be on its way now, or was accepted and is being worked on."""
+        action = self.action
+        return self.is_running_as_action and action is not None and (action.is_attempt_open or action.poll_url is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +81,12 @@ def commit(draft: Draft, seen: Reported, result: bytes) -> Reported | SagaError:
         return _commit_contradicted(draft, seen, result)
     if effect.state not in MOVABLE_OUTCOMES:
         return _not_executing(effect)
-    committed = draft.move_effect(
-        effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now, error=None
-    )
+    if seen.is_running_as_action:
+        return _runs_as_action(effect)
+    committed = settle_committed(draft, seen, result)
     draft.record(EntryKind.EXECUTED, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
-    if effect.reversibility is Reversibility.IRREVERSIBLE:
-        _pivot(draft, committed)
-    return replace(seen, effect=committed)
+    pivot_if_irreversible(draft, committed.effect)
+    return committed
 
 
 def fail_effect(draft: Draft, seen: Reported, report: FailReport, irreversible: Sequence[Effect]) -> Reported | SagaError:
@@ -86,30 +101,55 @@ def fail_effect(draft: Draft, seen: Reported, report: FailReport, irreversible: 
         return seen
     if effect.state not in MOVABLE_OUTCOMES:
         return _not_executing(effect)
+    if seen.is_running_as_action:
+        return _runs_as_action(effect)
     body = {"effect_id": str(effect.effect_id), "outcome": report.outcome.value, "error": report.error}
     draft.record(EntryKind.FAILED, effect.step_index, body=body)
     match report.outcome:
         case Outcome.NOT_APPLIED:
-            failed = draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=report.error)
-            if draft.session.pivoted and not any(_stands(other) for other in irreversible if other.effect_id != effect.effect_id):
-                draft.change_session(pivoted=False, clean=True)  # what may have been the pivot is now known not to have happened
-            return replace(seen, effect=failed, undo_entry=_skip(draft, seen.undo_entry, Outcome.NOT_APPLIED))
+            return settle_not_applied(draft, seen, irreversible, report.error)
         case Outcome.UNKNOWN:
-            unknown = draft.move_effect(effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN, error=report.error)
-            if effect.reversibility is Reversibility.IRREVERSIBLE:
-                _pivot(draft, unknown)
-            return replace(seen, effect=unknown)
+            return settle_unknown(draft, seen, report.error)
         case Outcome.COMMITTED:
             raise AssertionError("a failure report says not_applied or unknown")
         case _:
             assert_never(report.outcome)
 
 
+def settle_committed(draft: Draft, seen: Reported, result: bytes | None) -> Reported:
+    """Take it as known that a call happened; an irreversible one is the pivot. What told so is for the caller to record."""
+    committed = draft.move_effect(
+        seen.effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now, error=None
+    )
+    return replace(seen, effect=committed)
+
+
+def settle_not_applied(draft: Draft, seen: Reported, irreversible: Sequence[Effect], error: str) -> Reported:
+    """Take it as known that a call did nothing: there is nothing to undo, and if it was held for the pivot, it is none.
+
+    `irreversible` holds every irreversible effect of the session.
+    """
+    effect = seen.effect
+    failed = draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=error)
+    if draft.session.pivoted and not any(_stands(other) for other in irreversible if other.effect_id != effect.effect_id):
+        # What may have been the pivot did not happen. Past the end of the run a person has had a hand in it all the same.
+        is_clean = draft.session.state in REPORTING_STATES and not draft.session.late_effect
+        draft.change_session(pivoted=False, clean=is_clean)
+    return replace(seen, effect=failed, undo_entry=_skip(draft, seen.undo_entry, Outcome.NOT_APPLIED))
+
+
+def settle_unknown(draft: Draft, seen: Reported, error: str) -> Reported:
+    """Take it as known that nobody knows; an irreversible call may have happened, so it is the pivot."""
+    unknown = draft.move_effect(seen.effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN, error=error)
+    pivot_if_irreversible(draft, unknown)
+    return replace(seen, effect=unknown)
+
+
 def fail_session(draft: Draft, error: str, known: Sequence[Reported]) -> SagaError | None:
     """Fail the run: settle what is open as unknown and make the newest undo due. A repeat changes nothing.
 
     `error` is for people. `known` holds at least every effect that is executing, unknown or waiting for a decision, and the newest pending
-    undo entry.
+    undo entry. An action whose request may be on its way is waited for: only when it has ended is it judged what can be undone.
     """
     session = draft.session
     if session.state is SessionState.COMPLETED:
@@ -117,24 +157,47 @@ def fail_session(draft: Draft, error: str, known: Sequence[Reported]) -> SagaErr
     if session.state not in REPORTING_STATES:
         return None
     draft.change_session(failed_at=draft.now)
-    settled = [replace(seen, effect=_settle_as_unknown(draft, seen.effect)) for seen in known]
-    unknown_steps = [seen.effect.step_index for seen in settled if seen.effect.state is EffectState.UNKNOWN]
-    draft.record(EntryKind.SESSION_FAILED, body={"error": error, "unknown_steps": unknown_steps})
+    settled = [_settle_open(draft, seen) for seen in known]
+    moved = [after for before, after in zip(known, settled, strict=True) if before.effect.state is not after.effect.state]
+    in_flight_steps = _steps(settled, EffectState.EXECUTING)
+    body = {
+        "error": error,
+        "unknown_steps": _steps(settled, EffectState.UNKNOWN),
+        "not_applied_steps": _steps(moved, EffectState.FAILED),
+        "in_flight_steps": in_flight_steps,
+    }
+    draft.record(EntryKind.SESSION_FAILED, body=body)
     for seen in settled:
+        if seen.effect.state is EffectState.FAILED:
+            _skip(draft, seen.undo_entry, Outcome.NOT_APPLIED)
         if seen.effect.state is EffectState.CANCELLED:
             draft.record(EntryKind.CANCELLED, seen.effect.step_index, body={"effect_id": str(seen.effect.effect_id)})
-        if seen.effect.reversibility is Reversibility.IRREVERSIBLE and seen.effect.state is EffectState.UNKNOWN:
-            _pivot(draft, seen.effect)
-    if draft.session.pivoted:
-        unwinding.halt_after_pivot(draft)
+        if seen.effect.state is EffectState.UNKNOWN:
+            pivot_if_irreversible(draft, seen.effect)
+    if in_flight_steps:
+        draft.move_session(SessionState.FAILED)
         return None
-    draft.move_session(SessionState.FAILED)
-    unwinding.start(draft, _newest_pending(settled))
+    judge(draft, _newest_pending(settled))
     return None
 
 
-def _pivot(draft: Draft, effect: Effect) -> None:
+def judge(draft: Draft, top: StackItem | None) -> OutgoingCall | None:
+    """Say what becomes of a failed session now that nothing of it is in flight; return the undo that is due, if one is.
+
+    Past the pivot nothing is undone.
+    """
+    if draft.session.pivoted:
+        unwinding.halt_after_pivot(draft)
+        return None
+    if draft.session.state is not SessionState.FAILED:
+        draft.move_session(SessionState.FAILED)
+    return unwinding.start(draft, top)
+
+
+def pivot_if_irreversible(draft: Draft, effect: Effect) -> None:
     """Mark the point past which nothing is unwound any more; the first irreversible effect that went ahead, or may have, is it."""
+    if effect.reversibility is not Reversibility.IRREVERSIBLE:
+        return
     draft.change_session(clean=False)
     if draft.session.pivoted:
         return
@@ -148,17 +211,17 @@ def _stands(effect: Effect) -> bool:
 
 def time_out(draft: Draft, known: Sequence[Reported]) -> None:
     """Fail an active session that is past its deadline or silent for too long; anything else, one that just moved above all, stays."""
-    if is_out_of_time(draft):
+    if is_out_of_time(draft, known):
         fail_session(draft, AGENT_TIMEOUT, known)
 
 
-def is_out_of_time(draft: Draft) -> bool:
-    """Tell whether an active session is past its deadline, or silent for too long; waiting for a person is neither."""
+def is_out_of_time(draft: Draft, known: Sequence[Reported]) -> bool:
+    """Tell whether an active session is past its deadline, or silent for too long; waiting for a person, or for an action, is neither."""
     session = draft.session
     if session.state is not SessionState.ACTIVE:
         return False
     is_silent = session.idle_seconds is not None and draft.now >= session.active_at + timedelta(seconds=session.idle_seconds)
-    return is_silent or is_past_deadline(draft)
+    return (is_silent and not any(seen.is_running_as_action for seen in known)) or is_past_deadline(draft)
 
 
 def is_past_deadline(draft: Draft) -> bool:
@@ -191,6 +254,8 @@ def complete(draft: Draft, known: Sequence[Reported]) -> SagaError | None:
     for seen in known:
         if seen.effect.state is EffectState.EXECUTING:  # a read of which nobody told the end
             draft.move_effect(seen.effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
+            if seen.action is not None:
+                draft.change_call(seen.action, due_at=None)
         _skip(draft, seen.undo_entry, SessionState.COMPLETED)
     draft.move_session(SessionState.COMPLETED)
     draft.record(EntryKind.COMPLETED)
@@ -212,25 +277,42 @@ def _not_active(session: Session) -> Conflict:
     return Conflict("session_not_active", f"session {session.session_id} is {session.state}", state=session.state.value)
 
 
+def _steps(known: Sequence[Reported], state: EffectState) -> list[int]:
+    return [seen.effect.step_index for seen in known if seen.effect.state is state]
+
+
 def _newest_pending(known: Sequence[Reported]) -> StackItem | None:
     pending = [
         StackItem(entry=seen.undo_entry, effect=seen.effect)
         for seen in known
-        if seen.undo_entry is not None and seen.undo_entry.state is UndoState.PENDING
+        if seen.undo_entry is not None and seen.undo_entry.state is UndoState.PENDING and seen.effect.state is not EffectState.FAILED
     ]
     return max(pending, key=lambda item: item.entry.stack_position, default=None)
 
 
-def _settle_as_unknown(draft: Draft, effect: Effect) -> Effect:
+def _settle_open(draft: Draft, seen: Reported) -> Reported:
+    """Say of a call that is open when its session fails what is known of it; one that is in flight as an action stays open."""
+    effect = seen.effect
     match effect.state:
-        case EffectState.EXECUTING if effect.reversibility is Reversibility.READ_ONLY:
-            return draft.move_effect(effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
+        case EffectState.EXECUTING if seen.is_in_flight:
+            return seen
         case EffectState.EXECUTING:
-            return draft.move_effect(effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN)
+            return replace(seen, effect=_settle_executing(draft, seen))
         case EffectState.AWAITING_APPROVAL | EffectState.APPROVED:
-            return draft.move_effect(effect, EffectState.CANCELLED)
+            asked = None if seen.approval is None else draft.change_approval(seen.approval, ApprovalState.CANCELLED)
+            return replace(seen, effect=draft.move_effect(effect, EffectState.CANCELLED), approval=asked)
         case _:
-            return effect
+            return seen
+
+
+def _settle_executing(draft: Draft, seen: Reported) -> Effect:
+    if seen.action is not None:
+        draft.change_call(seen.action, due_at=None)
+        if not seen.action.may_be_processing:  # never sent, or certainly not processed each time
+            return draft.move_effect(seen.effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED, error=NOT_SENT)
+    if seen.effect.reversibility is Reversibility.READ_ONLY:
+        return draft.move_effect(seen.effect, EffectState.FAILED, outcome=Outcome.NOT_APPLIED)
+    return draft.move_effect(seen.effect, EffectState.UNKNOWN, outcome=Outcome.UNKNOWN)
 
 
 def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
@@ -245,11 +327,12 @@ def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
     if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED} or seen.undo_entry is None:
         return refusal  # halted or resolved: a person owns it; or nothing that an undo could have met
     match effect.outcome:
-        case Outcome.UNKNOWN if seen.undo_entry.state is UndoState.PENDING:
+        case Outcome.UNKNOWN if effect.state is EffectState.UNKNOWN:  # its undo was not sent, or a person lets the effect stand
             draft.move_effect(effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now)
         case Outcome.UNKNOWN:
             draft.change_effect(effect, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now)
-            _hand_over_late(draft)
+            if not _is_settled_by_person(seen.undo_entry):
+                _hand_over_late(draft)
         case Outcome.NOT_APPLIED:  # it was said that nothing happened, so its undo was skipped
             _hand_over_late(draft)
         case _:
@@ -265,13 +348,17 @@ def _commit_contradicted(draft: Draft, seen: Reported, result: bytes) -> SagaErr
         return refusal
     _record_late(draft, effect, result)
     draft.change_session(late_effect=True, clean=False)
-    if effect.reversibility is Reversibility.IRREVERSIBLE:
-        _pivot(draft, effect)
+    pivot_if_irreversible(draft, effect)
     return refusal
 
 
 def _record_late(draft: Draft, effect: Effect, result: bytes) -> None:
     draft.record(EntryKind.LATE_COMMIT, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
+
+
+def _is_settled_by_person(sent: UndoEntry) -> bool:
+    """Tell whether a person undid by other means, or let stand, what an undo was sent for: that it happened is no news then."""
+    return sent.by_hand or sent.state is UndoState.SKIPPED
 
 
 def _hand_over_late(draft: Draft) -> None:
@@ -323,6 +410,15 @@ def _result_differs(effect: Effect) -> SagaError:
         "result_differs",
         f"step {effect.step_index} was committed with another result",
         step_index=effect.step_index,
+    )
+
+
+def _runs_as_action(effect: Effect) -> SagaError:
+    return Conflict(
+        "runs_as_action",
+        f"step {effect.step_index} is executed by the service, which will see for itself what comes of it",
+        step_index=effect.step_index,
+        state=effect.state.value,
     )
 
 

@@ -48,7 +48,8 @@ class Attempt:
     """What one request came to: exactly one of `status` and `failure`.
 
     `was_sent` False: no byte of the request can have left, so it was certainly not processed. `retry_after` and `location` are the header
-    values as received. `detail` is text for people and may come from the endpoint: show it only through `last_error`.
+    values as received. `detail` is text for people and may come from the endpoint: show it only through `last_error`. `body` is the
+    beginning of the answer, up to 64 KiB, as it came.
     """
 
     status: int | None
@@ -58,6 +59,7 @@ class Attempt:
     location: str | None
     detail: str
     duration_ms: int
+    body: bytes = b""
 
     def __post_init__(self) -> None:
         if (self.status is None) == (self.failure is None):

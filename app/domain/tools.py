@@ -9,7 +9,7 @@ from app.domain.bindings import check_template
 from app.domain.egress import EgressPolicy, UrlRefused
 from app.domain.errors import Invalid, SagaError
 from app.domain.json_text import Json, dump, parse
-from app.domain.model import Compensation, Reversibility
+from app.domain.model import Action, Compensation, Reversibility
 from app.domain.payload_schema import faults_of_schema
 from app.domain.references import BadReference
 
@@ -32,6 +32,7 @@ class Definition:
     payload_schema: bytes | None = None
     compensation: Compensation | None = None
     approval: ApprovalRule | None = None
+    action: Action | None = None
 
     @property
     def must_be_approved(self) -> bool:
@@ -64,7 +65,22 @@ def check(definition: Definition, policy: EgressPolicy) -> SagaError | None:
     if definition.payload_schema is not None:
         for fault in faults_of_schema(definition.payload_schema):
             return _invalid("bad_payload_schema", f"/payload_schema{fault.pointer}", fault.detail)
+    if definition.action is not None:
+        refusal = _check_action(definition, definition.action, policy)
+        if refusal is not None:
+            return refusal
     return None if definition.compensation is None else check_compensation(definition.compensation, policy)
+
+
+def _check_action(definition: Definition, action: Action, policy: EgressPolicy) -> SagaError | None:
+    """Say why the service could not execute this itself: it runs what a resume releases, and only an approved call is resumed."""
+    if not definition.must_be_approved:
+        return _invalid("action_needs_approval", "/action", "only approved calls are executed by the service; set approval.required")
+    try:
+        egress.check_url(action.url, policy)
+    except UrlRefused as refused:
+        return _invalid("url_refused", "/action/url", f"the call could never be sent there: {refused.detail}")
+    return None
 
 
 def check_compensation(compensation: Compensation, policy: EgressPolicy) -> SagaError | None:
@@ -106,6 +122,7 @@ def write(definition: Definition) -> bytes:
             "payload_schema": None if definition.payload_schema is None else parse(definition.payload_schema),
             "compensation": None if compensation is None else parse(compensations.write(compensation)),
             "approval": approval,
+            "action": None if definition.action is None else _write_action(definition.action),
         }
     )
 
@@ -120,6 +137,7 @@ def read(text: bytes) -> Definition:
     if not isinstance(members, dict):
         raise TypeError("expected a JSON object")
     schema, compensation, approval = members["payload_schema"], members["compensation"], members["approval"]
+    action = members.get("action")  # versions registered before there were actions have no such member
     return Definition(
         reversibility=Reversibility(str(members["reversibility"])),
         is_idempotent=members["idempotent"] is True,
@@ -127,9 +145,22 @@ def read(text: bytes) -> Definition:
         payload_schema=None if schema is None else dump(schema),
         compensation=None if compensation is None else compensations.read(dump(compensation)),
         approval=_read_approval(approval) if isinstance(approval, dict) else None,
+        action=_read_action(action) if isinstance(action, dict) else None,
     )
 
 
 def _read_approval(members: dict[str, Json]) -> ApprovalRule:
     ttl_seconds = members["ttl_seconds"]
     return ApprovalRule(is_required=members["required"] is True, ttl_seconds=ttl_seconds if isinstance(ttl_seconds, int) else None)
+
+
+def _write_action(action: Action) -> Json:
+    """Return an action's members: those of a retry policy but for the statuses that mean undone."""
+    return {
+        "url": action.url,
+        **{name: value for name, value in compensations.write_retry(action.retry).items() if name != "compensated_on"},
+    }
+
+
+def _read_action(members: dict[str, Json]) -> Action:
+    return Action(url=str(members["url"]), retry=compensations.read_retry({**members, "compensated_on": []}))

@@ -1,15 +1,14 @@
-"""Run the pending compensations newest first: what one due call does next, before and after each attempt. Must not send or wait."""
+"""Run the pending compensations newest first: what one due undo does next, before and after each attempt. Must not send or wait."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import TypeAlias, assert_never
-from urllib.parse import urlsplit
+from typing import assert_never
 
-from app.domain import bindings, retry
+from app.domain import bindings, sending
 from app.domain.draft import Draft
-from app.domain.egress import absolute_location
 from app.domain.model import (
     CallId,
+    CallKind,
     Compensation,
     Effect,
     EffectState,
@@ -18,32 +17,40 @@ from app.domain.model import (
     OnUnknown,
     Outcome,
     OutgoingCall,
+    RetryPolicy,
     SessionState,
     UndoEntry,
     UndoState,
 )
-from app.domain.retry import MAX_ERROR_CHARACTERS, Accepted, Attempt, Done, Failure, Permanent, Retry
+from app.domain.retry import Accepted, Attempt, Done, Failure, Permanent, Retry
+from app.domain.sending import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Yield
 from app.domain.states import UNWINDING_STATES
-
-POISON_AFTER_INTERRUPTED = 10
-"""Attempts of one call without a recorded end after which it is held to be what kills the worker, and its session is halted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackItem:
-    """One undo entry with the effect it undoes, and the tool's newest registration, whose URL an entry not sent yet goes to."""
+    """One undo entry with the effect it undoes, its call if it ever had one, and the tool's newest registration.
+
+    An entry that was not sent yet goes to the newest registration's URL.
+    """
 
     entry: UndoEntry
     effect: Effect
+    call: OutgoingCall | None = None
     newest: Compensation | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The retry policy of the version that was seen at intercept."""
+        return self.entry.compensation.retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """A call that is due, what it undoes, and what comes after it.
+class Undoing:
+    """An undo that is due, and what comes after it.
 
-    `below`: the newest pending item below. `has_failed_entries`: some entry failed and nothing is pending below. `may_go_on` False: the
-    next entry becomes due, but this worker does not begin it.
+    `below`: what may be begun next, see `next_below`. `has_failed_entries`: some entry failed and nothing may be begun next. `may_go_on`
+    False: the next entry becomes due, but this worker does not begin it.
     """
 
     call: OutgoingCall
@@ -53,54 +60,34 @@ class Work:
     may_go_on: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
-    """Send this call now: its attempt is counted. `is_poll`: ask the 202's Location instead."""
+def start(draft: Draft, top: StackItem | None) -> OutgoingCall | None:
+    """Begin the unwind of a session that has failed: the newest pending entry becomes due, and is returned.
 
-    call: OutgoingCall
-    item: StackItem
-
-    @property
-    def is_poll(self) -> bool:
-        """Tell whether this asks how an accepted call is getting on."""
-        return self.call.poll_url is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Nothing to send for `seconds`."""
-
-    call: OutgoingCall
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Yield:
-    """The next call is due, but not for this worker now: it is stopping, or there is no room at the destination."""
-
-    call: OutgoingCall
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """Nothing more to do for this session."""
-
-
-Move: TypeAlias = Send | Wait | Yield | Rest
-
-
-def start(draft: Draft, top: StackItem | None) -> None:
-    """Begin the unwind of a session that has just failed: the newest pending entry becomes due.
-
-    A session that is marked `late_effect` already goes to a person: something happened whose undo is gone.
+    A session that is marked goes to a person at once: something happened whose undo is gone, or an operator wants it so.
     """
     if draft.session.late_effect:
         _halt_session(draft, HaltReason.LATE_EFFECT)
-        return
+        return None
+    if top is None:
+        _finish(draft, has_failed_entries=False)
+        return None
+    if draft.session.halt_ordered:
+        _halt_session(draft, HaltReason.OPERATOR)
+        return None
+    return _make_due(draft, top)
+
+
+def resume(draft: Draft, top: StackItem | None) -> None:
+    """Go on with the unwind of a halted session at `top`, its newest entry to be undone; None: nothing is left to undo.
+
+    What made the session a person's, this person has seen.
+    """
+    draft.move_session(SessionState.COMPENSATING, halt_reason=None)
+    draft.change_session(late_effect=False)
     if top is None:
         _finish(draft, has_failed_entries=False)
         return
-    draft.add_call(_due_call(draft, top))
+    _make_due(draft, top)
 
 
 def halt_after_pivot(draft: Draft) -> None:
@@ -113,8 +100,20 @@ def halt_late(draft: Draft) -> None:
     _halt_session(draft, HaltReason.LATE_EFFECT)
 
 
-def begin(draft: Draft, work: Work) -> Move:
-    """Decide what to do with a claimed call before anything is sent; an attempt to be sent is counted in the draft."""
+def halt_as_ordered(draft: Draft, running: StackItem | None) -> None:
+    """Halt between two attempts; an entry that was being retried is given up, so that a person can have it retried or skip it."""
+    if running is None or running.call is None:
+        _halt_session(draft, HaltReason.OPERATOR)
+        return
+    if running.entry.state is not UndoState.RUNNING:  # not sent this time, or settled by a late report since its call became due
+        _halt(draft, running.call, HaltReason.OPERATOR)
+        return
+    call = _give_up_entry(draft, running.call, running, HaltReason.OPERATOR)
+    _halt(draft, call, HaltReason.OPERATOR)
+
+
+def begin(draft: Draft, work: Undoing) -> Move:
+    """Decide what to do with a claimed undo before anything is sent; an attempt to be sent is counted in the draft."""
     call, entry = work.call, work.item.entry
     if draft.session.state not in UNWINDING_STATES:
         draft.change_call(call, due_at=None)
@@ -122,45 +121,36 @@ def begin(draft: Draft, work: Work) -> Move:
     if entry.state not in {UndoState.PENDING, UndoState.RUNNING}:
         draft.change_call(call, due_at=None)
         return _go_on(draft, work)
-    if call.is_attempt_open:
-        call = draft.change_call(
-            call,
-            is_attempt_open=False,
-            interrupted=call.interrupted + 1,
-            may_be_processing=True,
-            last_error=f"{Failure.INTERRUPTED}: the end of attempt {call.attempts} was never recorded",
-        )
-        work = replace(work, call=call)
+    call = sending.close_interrupted(draft, call)
+    work = replace(work, call=call)
+    if draft.session.halt_ordered:
+        halt_as_ordered(draft, replace(work.item, call=call))
+        return Rest()
     if call.interrupted >= POISON_AFTER_INTERRUPTED:
         return _fail(draft, work, HaltReason.POISON)
     if draft.now >= call.deadline_at:
-        return _give_up_at_deadline(draft, work)
+        return _fail(draft, replace(work, call=sending.give_up_at_deadline(draft, call)), HaltReason.DEADLINE_EXCEEDED)
     return _send(draft, work)
 
 
-def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
+def record(draft: Draft, work: Undoing, attempt: Attempt, unit: float) -> Move:
     """Decide what an attempt's answer means and what to do next; `unit` in [0, 1) is the jitter's die."""
-    policy = work.item.entry.compensation.retry
-    call = work.call
-    is_poll = call.poll_url is not None
-    verdict = retry.judge_poll(attempt) if is_poll else retry.judge(attempt, policy, may_be_processing=call.may_be_processing)
-    # Who answered 202 may still be at it, as may one whose answer was lost: a 409 to the next attempt says so.
-    is_outcome_unknown = isinstance(verdict, Accepted) or (isinstance(verdict, Retry | Permanent) and verdict.is_outcome_unknown)
-    call = draft.change_call(
-        call,
-        is_attempt_open=False,
-        last_status=attempt.status,
-        last_error=None if isinstance(verdict, Done) else _last_error(attempt, is_poll=is_poll),
-        may_be_processing=call.may_be_processing or is_outcome_unknown,
-    )
+    policy = work.item.policy
+    call, verdict = sending.note(draft, work.call, attempt, policy)
     work = replace(work, call=call)
     match verdict:
         case Done():
             return _succeed(draft, work)
+        case Accepted() | Retry() if draft.session.halt_ordered:
+            halt_as_ordered(draft, replace(work.item, call=call))
+            return Rest()
         case Accepted():
-            return _poll_later(draft, work, attempt, unit)
+            return sending.poll_later(draft, call, policy, attempt, unit)
         case Retry():
-            return _retry_later(draft, work, attempt, unit)
+            waiting = sending.retry_later(draft, call, policy, attempt, unit)
+            if isinstance(waiting, Wait):
+                return waiting
+            return _fail(draft, replace(work, call=waiting), HaltReason.COMPENSATION_FAILED)
         case Permanent():
             is_denied = attempt.failure is Failure.EGRESS_DENIED
             return _fail(draft, work, HaltReason.EGRESS_DENIED if is_denied else HaltReason.COMPENSATION_FAILED)
@@ -168,93 +158,108 @@ def record(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
             assert_never(verdict)
 
 
-def _last_error(attempt: Attempt, *, is_poll: bool) -> str:
-    told = retry.last_error(attempt)
-    return f"asking the Location of a 202: {told}"[: retry.MAX_ERROR_CHARACTERS] if is_poll else told
+def next_below(item: StackItem, pending: StackItem | None, failed: Sequence[StackItem]) -> StackItem | None:
+    """Return what may be begun after `item`: the newest pending one below it, unless one that failed between the two holds it up.
 
-
-def _due_call(draft: Draft, item: StackItem) -> OutgoingCall:
-    compensation = item.entry.compensation
-    return OutgoingCall(
-        call_id=CallId(item.entry.undo_id),
-        step_index=item.entry.stack_position,
-        destination=_destination(compensation.url),
-        url=None,
-        body=None,
-        outcome=None,
-        attempts=0,
-        failures=0,
-        interrupted=0,
-        polls=0,
-        is_attempt_open=False,
-        may_be_processing=False,
-        poll_url=None,
-        last_status=None,
-        last_error=None,
-        due_at=draft.now,
-        first_sent_at=None,
-        deadline_at=draft.now + timedelta(milliseconds=compensation.retry.deadline_ms),
-        epoch=0,
-    )
-
-
-def next_destination(work: Work) -> str | None:
-    """Return where the session's next call goes if this one ends it; None where nothing is pending below."""
-    if work.below is None:
+    An `independent` one does not. Only an `item` that a person had retried can have failed ones below it.
+    """
+    if pending is None:
         return None
-    return _destination((work.below.newest or work.below.entry.compensation).url)
+    between = (each for each in failed if pending.entry.stack_position < each.entry.stack_position < item.entry.stack_position)
+    return pending if all(each.entry.compensation.independent for each in between) else None
 
 
-def _destination(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+def next_destination(work: Undoing) -> str | None:
+    """Return where the session's next call goes if this one ends it; None where nothing is pending below."""
+    return None if work.below is None else _destination(work.below)
 
 
-def _send(draft: Draft, work: Work) -> Move:
+def _destination(item: StackItem) -> str:
+    if item.call is not None and item.call.url is not None:
+        return item.call.destination
+    return sending.destination_of((item.newest or item.entry.compensation).url)
+
+
+def _make_due(draft: Draft, item: StackItem) -> OutgoingCall:
+    """Make an entry's call due, with a fresh budget where it had one before."""
+    if item.call is not None:
+        return sending.refill(draft, item.call, item.policy)
+    compensation = item.entry.compensation
+    call = sending.new_call(
+        CallId(item.entry.undo_id), CallKind.UNDO, item.entry.stack_position, compensation.url, draft.now, compensation.retry
+    )
+    draft.add_call(call)
+    return call
+
+
+def _send(draft: Draft, work: Undoing) -> Move:
     item, call = work.item, work.call
-    if call.first_sent_at is None:
+    if item.entry.state is UndoState.PENDING:
         if draft.session.late_effect:
             return _halt(draft, call, HaltReason.LATE_EFFECT)
-        frozen = _freeze(draft, work)
+        frozen = _freeze(draft, work) if call.first_sent_at is None else call
         if isinstance(frozen, HaltReason):
             return _halt(draft, call, frozen)
-        call, item = frozen
-    is_poll = call.poll_url is not None
-    call = draft.change_call(call, is_attempt_open=True, attempts=call.attempts + (not is_poll), polls=call.polls + is_poll)
-    return Send(call=call, item=item)
+        call, item = _begin_entry(draft, frozen, item)
+    return Send(call=sending.count(draft, call), effect=item.effect, policy=item.policy)
 
 
-def _freeze(draft: Draft, work: Work) -> tuple[OutgoingCall, StackItem] | HaltReason:
-    """Fix URL, bytes and outcome for every attempt there will ever be, and tell the journal that the undo begins."""
-    entry, effect, compensation = work.item.entry, work.item.effect, work.item.entry.compensation
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sendable:
+    """What an undo would send, where, and what it would tell the endpoint of the effect."""
+
+    url: str
+    body: bytes
+    outcome: Outcome
+
+
+def sendable(item: StackItem) -> Sendable | HaltReason:
+    """Say what is sent for an entry that was never sent yet, or why it cannot be."""
+    effect, compensation = item.effect, item.entry.compensation
     outcome = Outcome.COMMITTED if effect.outcome is Outcome.COMMITTED else Outcome.UNKNOWN
     if outcome is Outcome.UNKNOWN and compensation.on_unknown is OnUnknown.ESCALATE:
         return HaltReason.UNKNOWN_OUTCOME
-    newest = work.item.newest or compensation
+    newest = item.newest or compensation
     url, body = newest.url, bindings.body_to_send(compensation.args, effect)
     if body is None and compensation.unknown is not None:
         url = (newest.unknown.url if newest.unknown else compensation.unknown.url) or url
         body = bindings.body_to_send(compensation.unknown.args, effect)
-    if body is None:
-        return HaltReason.UNRESOLVED_REFERENCE
+    return HaltReason.UNRESOLVED_REFERENCE if body is None else Sendable(url=url, body=body, outcome=outcome)
+
+
+def _freeze(draft: Draft, work: Undoing) -> OutgoingCall | HaltReason:
+    """Fix what is sent for every attempt there will ever be, or say why it cannot be."""
+    found = sendable(work.item)
+    return found if isinstance(found, HaltReason) else sending.freeze(draft, work.call, found.url, found.body, found.outcome)
+
+
+def _begin_entry(draft: Draft, call: OutgoingCall, item: StackItem) -> tuple[OutgoingCall, StackItem]:
+    """Tell the journal that the undo begins: for the first time, or anew because a person had it retried."""
+    if call.body is None or call.outcome is None:
+        raise AssertionError(f"call {call.call_id} is to be sent and not frozen")
     if draft.session.state is SessionState.FAILED:
         draft.move_session(SessionState.COMPENSATING)
-    item = replace(
-        work.item,
-        entry=draft.move_undo_entry(entry, UndoState.RUNNING),
-        effect=draft.move_effect(effect, EffectState.COMPENSATING),
+    begun = replace(
+        item,
+        entry=draft.move_undo_entry(item.entry, UndoState.RUNNING),
+        effect=draft.move_effect(item.effect, EffectState.COMPENSATING),
     )
-    call = draft.change_call(work.call, url=url, body=body, outcome=outcome, destination=_destination(url), first_sent_at=draft.now)
     draft.record(
         EntryKind.COMPENSATING,
-        entry.stack_position,
-        body={"undo_id": str(entry.undo_id), "idempotency_key": entry.idempotency_key, "url": url, "outcome": outcome.value},
-        contents={"args": body},
+        item.entry.stack_position,
+        body={
+            "undo_id": str(item.entry.undo_id),
+            "idempotency_key": call.idempotency_key,
+            "url": call.url,
+            "outcome": call.outcome.value,
+            "attempts_before": call.attempts,
+        },
+        contents={"args": call.body},
     )
-    return call, item
+    return call, begun
 
 
-def _succeed(draft: Draft, work: Work) -> Move:
+def _succeed(draft: Draft, work: Undoing) -> Move:
     entry = work.item.entry
     draft.change_call(work.call, due_at=None)
     draft.move_undo_entry(entry, UndoState.COMPENSATED, compensated_at=draft.now)
@@ -267,49 +272,45 @@ def _succeed(draft: Draft, work: Work) -> Move:
     return _go_on(draft, work)
 
 
-def _fail(draft: Draft, work: Work, reason: HaltReason) -> Move:
+def _fail(draft: Draft, work: Undoing, reason: HaltReason) -> Move:
     """Give an entry up: a person owns it. An `independent` one lets the unwind go past it first."""
     entry = work.item.entry
-    if entry.state is UndoState.PENDING:  # never sent: it stays as it is, for a person to look at
+    if entry.state is UndoState.PENDING:  # not sent this time: it stays as it is, for a person to look at
         return _halt(draft, work.call, reason)
-    call = draft.change_call(work.call, due_at=None)
-    draft.move_undo_entry(entry, UndoState.FAILED)
-    draft.move_effect(work.item.effect, EffectState.COMPENSATION_FAILED)
+    call = _give_up_entry(draft, work.call, work.item, reason)
+    if entry.compensation.independent:
+        return _go_on(draft, replace(work, call=call, has_failed_entries=True))
+    return _halt(draft, call, reason)
+
+
+def _give_up_entry(draft: Draft, call: OutgoingCall, item: StackItem, reason: HaltReason) -> OutgoingCall:
+    call = draft.change_call(call, due_at=None)
+    draft.move_undo_entry(item.entry, UndoState.FAILED)
+    draft.move_effect(item.effect, EffectState.COMPENSATION_FAILED)
     draft.record(
         EntryKind.COMPENSATION_FAILED,
-        entry.stack_position,
+        item.entry.stack_position,
         body={
-            "undo_id": str(entry.undo_id),
+            "undo_id": str(item.entry.undo_id),
             "reason": reason.value,
             "attempts": call.attempts,
             "status": call.last_status,
             "error": call.last_error,
         },
     )
-    if entry.compensation.independent:
-        return _go_on(draft, replace(work, has_failed_entries=True))
-    return _halt(draft, call, reason)
+    return call
 
 
-def _give_up_at_deadline(draft: Draft, work: Work) -> Move:
-    """Say of an undo that its endpoint took and never ended that it is so: whoever looks into it has to ask there, not here."""
-    call = work.call
-    if call.poll_url is not None or call.last_status == 202:
-        call = draft.change_call(
-            call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS]
-        )
-    return _fail(draft, replace(work, call=call), HaltReason.DEADLINE_EXCEEDED)
-
-
-def _go_on(draft: Draft, work: Work) -> Move:
+def _go_on(draft: Draft, work: Undoing) -> Move:
     """Take the next entry, in the same breath and under the same lease."""
     if draft.session.late_effect:
         return _halt(draft, work.call, HaltReason.LATE_EFFECT)
     if work.below is None:
         _finish(draft, has_failed_entries=work.has_failed_entries)
         return Rest()
-    call = _due_call(draft, work.below)
-    draft.add_call(call)
+    if draft.session.halt_ordered:
+        return _halt(draft, work.call, HaltReason.OPERATOR)
+    call = _make_due(draft, work.below)
     if not work.may_go_on:
         return Yield(call=call)
     return _send(draft, replace(work, call=call, item=work.below, below=None))
@@ -321,7 +322,7 @@ def _finish(draft: Draft, *, has_failed_entries: bool) -> None:
         return
     if draft.session.state is SessionState.FAILED:  # nothing was ever sent: there was no entry, or a late report settled them all
         draft.move_session(SessionState.COMPENSATING)
-    draft.move_session(SessionState.COMPENSATED)
+    draft.move_session(SessionState.COMPENSATED, halt_ordered=False)
     draft.record(EntryKind.UNWOUND)
 
 
@@ -334,32 +335,5 @@ def _halt(draft: Draft, call: OutgoingCall, reason: HaltReason) -> Rest:
 def _halt_session(draft: Draft, reason: HaltReason) -> None:
     if draft.session.state is SessionState.FAILED:
         draft.move_session(SessionState.COMPENSATING)
-    draft.move_session(SessionState.HALTED, halt_reason=reason)
+    draft.move_session(SessionState.HALTED, halt_reason=reason, halted_at=draft.now, halt_ordered=False)
     draft.record(EntryKind.HALTED, body={"reason": reason.value})
-
-
-def _retry_later(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
-    policy = work.item.entry.compensation.retry
-    if work.call.poll_url is not None:
-        return _wait(draft, work, work.call.polls, attempt, unit)
-    failures = work.call.failures + 1
-    call = draft.change_call(work.call, failures=failures)
-    if failures > policy.max_retries:
-        return _fail(draft, replace(work, call=call), HaltReason.COMPENSATION_FAILED)
-    return _wait(draft, replace(work, call=call), failures, attempt, unit)
-
-
-def _poll_later(draft: Draft, work: Work, attempt: Attempt, unit: float) -> Move:
-    """Take a 202, which is not an end: ask its Location, or send again under the same key, until the entry's deadline."""
-    call = work.call
-    if call.poll_url is None and attempt.location and call.url is not None:
-        call = draft.change_call(call, poll_url=absolute_location(call.url, attempt.location))
-    return _wait(draft, replace(work, call=call), max(call.polls, call.attempts, 1), attempt, unit)
-
-
-def _wait(draft: Draft, work: Work, tries: int, attempt: Attempt, unit: float) -> Move:
-    policy = work.item.entry.compensation.retry
-    seconds = retry.wait_seconds(policy, tries, unit, attempt.retry_after, draft.now)
-    due_at = min(draft.now + timedelta(seconds=seconds), work.call.deadline_at)
-    call = draft.change_call(work.call, due_at=due_at)
-    return Wait(call=call, seconds=(due_at - draft.now).total_seconds())

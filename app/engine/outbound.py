@@ -19,7 +19,7 @@ from app.domain.retry import Attempt, Failure
 from app.engine.clock import Clock
 from app.engine.transport import ERRAND, MAX_CONNECTIONS, Errand, GuardedTransport, NotConnected, Resolve, resolve_by_system
 
-# An answer to an undo is a status; what is read beyond serves the person who looks at a failure (contract, "The outgoing request").
+# An answer to an undo is a status, to an action its result; more is not read (contract, "The outgoing request").
 MAX_RESPONSE_BYTES: Final = 65_536
 MAX_EXCERPT_BYTES: Final = 2_048  # what is kept of an answer for people (threat model, row B4)
 MAX_WORDS_CHARACTERS: Final = 300  # of our own account of a failure, which may quote what was no HTTP
@@ -118,7 +118,7 @@ class Outbound:
             async with asyncio.timeout(request.timeout_seconds), self._slots:
                 # Another transport says nothing about what it sent: assume that it did.
                 errand.may_have_left = not self._is_guarded
-                status, headers, detail = await self._exchange(_prepare(request, errand), errand)
+                status, headers, body = await self._exchange(_prepare(request, errand), errand)
         except UrlRefused as refused:
             return self._failed(started, Failure.EGRESS_DENIED, refused.detail, was_sent=False)
         except httpx.HTTPError as error:
@@ -136,21 +136,20 @@ class Outbound:
             was_sent=True,
             retry_after=headers.get("Retry-After"),
             location=headers.get("Location"),
-            detail=detail,
+            detail=_detail(headers, body),
             duration_ms=self._milliseconds_since(started),
+            body=body if _is_plain(headers) else b"",
         )
 
-    async def _exchange(self, outgoing: httpx.Request, errand: Errand) -> tuple[int, httpx.Headers, str]:
-        """Return status, headers and the beginning of the body as text, once the answer is complete or cut."""
+    async def _exchange(self, outgoing: httpx.Request, errand: Errand) -> tuple[int, httpx.Headers, bytes]:
+        """Return status, headers and the beginning of the body, once the answer is complete or cut."""
         response = await self._transport.handle_async_request(outgoing)
         errand.status = response.status_code
         try:
-            excerpt = await _read(cast("httpx.AsyncByteStream", response.stream))
+            body = await _read(cast("httpx.AsyncByteStream", response.stream))
         finally:
             await response.aclose()
-        encoding = response.headers.get("Content-Encoding", "identity")
-        detail = excerpt.decode("utf-8", "replace") if encoding == "identity" else f"(a body in {encoding[:20]}, not shown)"
-        return response.status_code, response.headers, detail
+        return response.status_code, response.headers, body
 
     def _failed(self, started: float, failure: Failure, detail: str, *, was_sent: bool) -> Attempt:
         return Attempt(
@@ -182,13 +181,23 @@ def _prepare(request: OutgoingRequest, errand: Errand) -> httpx.Request:
 
 async def _read(stream: httpx.AsyncByteStream) -> bytes:
     """Read to the end or past 64 KiB and return the beginning."""
-    excerpt, count = bytearray(), 0
+    body = bytearray()
     async for piece in stream:
-        excerpt += piece[: MAX_EXCERPT_BYTES - len(excerpt)]
-        count += len(piece)
-        if count > MAX_RESPONSE_BYTES:
+        body += piece
+        if len(body) > MAX_RESPONSE_BYTES:
             break
-    return bytes(excerpt)
+    return bytes(body[:MAX_RESPONSE_BYTES])
+
+
+def _is_plain(headers: httpx.Headers) -> bool:
+    """Tell whether the body came as it is, which was asked for."""
+    return bool(headers.get("Content-Encoding", "identity") == "identity")
+
+
+def _detail(headers: httpx.Headers, body: bytes) -> str:
+    if not _is_plain(headers):
+        return f"(a body in {headers['Content-Encoding'][:20]}, not shown)"
+    return body[:MAX_EXCERPT_BYTES].decode("utf-8", "replace")
 
 
 def _failure_of(error: httpx.HTTPError) -> Failure:

@@ -8,10 +8,13 @@ from typing import assert_never
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.domain import unwinding
+from app.domain import actions, unwinding
+from app.domain.actions import Acting
 from app.domain.draft import Changes, Draft, Surroundings
+from app.domain.model import CallKind
 from app.domain.retry import Attempt
-from app.domain.unwinding import Move, Rest, Send, Wait, Yield
+from app.domain.sending import Move, Rest, Send, Wait, Yield
+from app.domain.unwinding import Undoing
 from app.engine.clock import Clock
 from app.engine.events import ORCHESTRATOR, announce, announce_state
 from app.engine.outbound import Outbound, OutgoingRequest
@@ -96,7 +99,7 @@ class Unwind:
         async with self.database.transaction(holding.claim.org) as tx:
             locked = await calls.lock_call(tx, holding.claim)
             draft = self._draft(locked)
-            move = unwinding.begin(draft, locked.work)
+            move = _begin(draft, locked.work)
             written = await self._write(tx, draft)
         _follow(holding, move)
         announce(written)
@@ -124,14 +127,23 @@ class Unwind:
                     announce_state(locked.session)
                     raise LeaseLost
                 draft = self._draft(locked)
-                may_go_on = holding.may_go_on(unwinding.next_destination(locked.work))
-                move = unwinding.record(draft, replace(locked.work, may_go_on=may_go_on), attempt, self.random_unit())
+                move = self._judge(holding, draft, locked.work, attempt)
                 written = await self._write(tx, draft)
             _follow(holding, move)
         finally:
             holding.reserved = None
         announce(written)
         return move
+
+    def _judge(self, holding: Holding, draft: Draft, work: Undoing | Acting, attempt: Attempt) -> Move:
+        match work:
+            case Undoing():
+                may_go_on = holding.may_go_on(unwinding.next_destination(work))
+                return unwinding.record(draft, replace(work, may_go_on=may_go_on), attempt, self.random_unit())
+            case Acting():
+                return actions.record(draft, work, attempt, self.random_unit())
+            case _:
+                assert_never(work)
 
     async def _write(self, tx: Transaction, draft: Draft) -> Changes:
         changes = draft.changes()
@@ -169,26 +181,29 @@ class Unwind:
             await calls.release(connection, [claim])
 
     async def _send(self, claim: Claim, move: Send) -> Attempt:
-        call, item = move.call, move.item
-        if call.url is None or call.body is None or call.outcome is None:
+        call, effect = move.call, move.effect
+        if call.url is None or call.body is None:
             raise AssertionError(f"call {call.call_id} is to be sent and not frozen")
+        headers = {
+            "Idempotency-Key": call.idempotency_key,
+            "Countermand-Session": claim.session_id,
+            "Countermand-Step": str(call.step_index),
+            "Countermand-Effect": str(effect.effect_id),
+            "Countermand-Attempt": str(call.attempts),
+            "traceparent": self._traceparent(effect.traceparent),
+            "User-Agent": USER_AGENT,
+        }
+        if call.outcome is not None:
+            headers["Countermand-Outcome"] = call.outcome.value
+        if not move.is_poll:
+            headers["Content-Type"] = "application/json"
         attempt = await self.outbound.send(
             OutgoingRequest(
                 method="GET" if move.is_poll else "POST",
                 url=call.poll_url or call.url,
-                headers={
-                    "Idempotency-Key": item.entry.idempotency_key,
-                    "Countermand-Session": claim.session_id,
-                    "Countermand-Step": str(call.step_index),
-                    "Countermand-Effect": str(item.effect.effect_id),
-                    "Countermand-Outcome": call.outcome.value,
-                    "Countermand-Attempt": str(call.attempts),
-                    "traceparent": self._traceparent(item.effect.traceparent),
-                    "User-Agent": USER_AGENT,
-                }
-                | ({} if move.is_poll else {"Content-Type": "application/json"}),
+                headers=headers,
                 body=b"" if move.is_poll else call.body,
-                timeout_seconds=item.entry.compensation.retry.timeout_ms / 1000,
+                timeout_seconds=move.policy.timeout_ms / 1000,
             )
         )
         _log.info(
@@ -196,7 +211,8 @@ class Unwind:
             org=claim.org,
             session_id=claim.session_id,
             step=call.step_index,
-            undo_id=str(item.entry.undo_id),
+            call=call.kind.value,
+            undo_id=str(call.call_id) if call.kind is CallKind.UNDO else None,
             attempt=call.attempts,
             status=attempt.status,
             failure=attempt.failure,
@@ -215,8 +231,20 @@ class Unwind:
         return f"{version}-{trace_id}-{self.random_bytes(8).hex()}-{flags}"
 
 
+def _begin(draft: Draft, work: Undoing | Acting) -> Move:
+    match work:
+        case Undoing():
+            return unwinding.begin(draft, work)
+        case Acting():
+            return actions.begin(draft, work)
+        case _:
+            assert_never(work)
+
+
 def _follow(holding: Holding, move: Move) -> None:
     """Let the claim move on to the session's next call, which was written under the same lease."""
     if isinstance(move, Rest) or move.call.call_id == holding.claim.call_id:
         return
-    holding.claim = replace(holding.claim, call_id=move.call.call_id, destination=move.call.destination, epoch=move.call.epoch)
+    holding.claim = replace(
+        holding.claim, call_id=move.call.call_id, kind=move.call.kind, destination=move.call.destination, epoch=move.call.epoch
+    )

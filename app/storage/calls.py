@@ -3,21 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import assert_never
+from uuid import UUID
 
-from app.domain.model import CallId, OrgName, Session, SessionId
-from app.domain.unwinding import StackItem, Work
+from asyncpg import Record
+
+from app.domain import unwinding
+from app.domain.actions import Acting
+from app.domain.model import CallId, CallKind, EffectState, OrgName, OutgoingCall, Reversibility, Session, SessionId
+from app.domain.outcomes import Reported
+from app.domain.unwinding import StackItem, Undoing
+from app.storage import sessions, tools
 from app.storage.changes import Lease
 from app.storage.database import Connection, Transaction
 from app.storage.rows import call_of, effect_of, session_of, tool_of, undo_entry_of
+from app.storage.sessions import Wanted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A call that this worker may act on as long as its epoch is the newest."""
 
     org: OrgName
     session_id: SessionId
     call_id: CallId
+    kind: CallKind
     destination: str
     epoch: int
 
@@ -38,7 +48,7 @@ UPDATE outgoing_calls AS o
 SET leased_by = $3, leased_until = clock_timestamp() + make_interval(secs => $4), epoch = o.epoch + 1
 FROM due
 WHERE o.org = due.org AND o.session_id = due.session_id AND o.call_id = due.call_id
-RETURNING o.org, o.session_id, o.call_id, o.destination, o.epoch
+RETURNING o.org, o.session_id, o.call_id, o.kind::text, o.destination, o.epoch
 """
 
 
@@ -48,7 +58,17 @@ async def claim(connection: Connection, lease: Lease, limit: int, saturated: Seq
     Needs a dispatcher's connection. Calls to `saturated` destinations are left alone.
     """
     rows = await connection.fetch(CLAIM_SQL, list(saturated), limit, lease.worker, lease.seconds)
-    return [Claim(*row) for row in rows]
+    return [
+        Claim(
+            org=OrgName(row["org"]),
+            session_id=SessionId(row["session_id"]),
+            call_id=CallId(row["call_id"]),
+            kind=CallKind(row["kind"]),
+            destination=row["destination"],
+            epoch=row["epoch"],
+        )
+        for row in rows
+    ]
 
 
 RENEW_SQL = """
@@ -123,10 +143,11 @@ class LockedCall:
 
     session: Session
     now: datetime
-    work: Work
+    work: Undoing | Acting
 
 
-# See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the call's own entry, then the newest pending one below it.
+# See sessions.LOCK_SQL for `seen_revision` and the moment. Two rows: the undo's own entry, then the newest pending one below it, each with
+# its call: an entry that a person had retried, or that halted before, has one already.
 # A planner that expects a session to be short reads the whole of it and filters, which makes unwinding a long one quadratic. So every row
 # is found by its full key and nothing else: LIMIT 1 keeps a look-up apart from the joins around it, and the order by call_id, which only
 # the primary key has, rules out the other index that begins with the session.
@@ -134,15 +155,14 @@ LOCK_CALL_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
     session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds,
-    deadline_at, failed_at, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+    deadline_at, failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash,
+    journal_at
   FROM sessions
   WHERE org = $1 AND session_id = $2
   FOR NO KEY UPDATE
 ),
 called AS MATERIALIZED (
-  SELECT
-    call_id, step_index, destination, url, body, outcome::text, attempts, failures, interrupted, polls, is_attempt_open,
-    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  SELECT step_index
   FROM outgoing_calls
   WHERE org = $1 AND session_id = $2 AND call_id BETWEEN $3 AND $3
   ORDER BY call_id
@@ -162,7 +182,8 @@ places AS MATERIALIZED (
 )
 SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
-  l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
+  l.deadline_at, l.failed_at, l.halted_at, l.halt_ordered, l.created_at, l.updated_at, l.active_at, l.version, l.revision,
+  l.journal_seq, l.journal_hash, l.journal_at,
   clock_timestamp() AS now, seen.revision AS seen_revision,
   e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
   e.reversibility::text AS e_reversibility,
@@ -172,18 +193,22 @@ SELECT
   e.version AS e_version,
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
   u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
-  c.call_id AS c_call_id, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
+  c.call_id AS c_call_id, c.kind AS c_kind, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
   c.outcome AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
   c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
   c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
   c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
   t.version AS t_version, t.definition AS t_definition,
-  NOT EXISTS (SELECT FROM below) AND EXISTS (
-    SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
-  ) AS has_failed_entries
+  CASE
+    WHEN EXISTS (SELECT FROM below) THEN EXISTS (
+      SELECT FROM undo_stack AS f
+      WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
+        AND f.stack_position > (SELECT stack_position FROM below) AND f.stack_position < (SELECT step_index FROM called)
+    )
+    ELSE EXISTS (SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed')
+  END AS has_failed_entries
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
-CROSS JOIN called AS c
 CROSS JOIN places AS p
 CROSS JOIN LATERAL (
   SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
@@ -199,6 +224,15 @@ CROSS JOIN LATERAL (
   WHERE org = $1 AND session_id = $2 AND step_index = p.stack_position
   LIMIT 1
 ) AS e
+LEFT JOIN LATERAL (
+  SELECT
+    call_id, kind::text, step_index, destination, url, body, outcome::text, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND call_id BETWEEN u.undo_id AND u.undo_id
+  ORDER BY call_id
+  LIMIT 1
+) AS c ON true
 LEFT JOIN LATERAL (
   SELECT version, definition, is_deleted
   FROM tools
@@ -219,27 +253,102 @@ async def lock_call(tx: Transaction, claim: Claim) -> LockedCall:
     Raises:
         LookupError: the call is gone.
     """
+    match claim.kind:
+        case CallKind.UNDO:
+            return await _lock_undo(tx, claim)
+        case CallKind.ACTION:
+            return await _lock_action(tx, claim)
+        case _:
+            assert_never(claim.kind)
+
+
+async def _lock_undo(tx: Transaction, claim: Claim) -> LockedCall:
     rows = await tx.connection.fetch(LOCK_CALL_SQL, tx.org, claim.session_id, claim.call_id)
     if rows and rows[0]["revision"] != rows[0]["seen_revision"]:
         rows = await tx.connection.fetch(LOCK_CALL_SQL, tx.org, claim.session_id, claim.call_id)
     if not rows:
-        message = f"call {claim.call_id} of session {claim.session_id} is gone"
-        raise LookupError(message)
-    items = []
-    for row in rows:
-        entry = undo_entry_of(row)
-        if entry is None:
-            raise AssertionError("joined to the undo stack")
-        effect = effect_of(row)
-        newest = tool_of(effect.tool, row)
-        items.append(StackItem(entry=entry, effect=effect, newest=newest.definition.compensation if newest else None))
+        raise _gone(claim)
+    items = [_stack_item(row) for row in rows]
+    call = items[0].call
+    if call is None or call.call_id != claim.call_id:
+        raise _gone(claim)
+    below, has_failed_entries = items[1] if len(items) > 1 else None, rows[0]["has_failed_entries"]
+    if below is not None and has_failed_entries:
+        below = unwinding.next_below(items[0], below, await _failed(tx, claim.session_id))
     return LockedCall(
         session=session_of(rows[0], tx.org),
         now=rows[0]["now"],
-        work=Work(
-            call=replace(call_of(rows[0]), epoch=claim.epoch),
+        work=Undoing(
+            call=replace(call, epoch=claim.epoch),
             item=items[0],
-            below=items[1] if len(items) > 1 else None,
-            has_failed_entries=rows[0]["has_failed_entries"],
+            below=below,
+            has_failed_entries=has_failed_entries and below is None,
         ),
     )
+
+
+async def _failed(tx: Transaction, session_id: SessionId) -> list[StackItem]:
+    """Read what has failed of a session that is locked; rarely anything lies between an undo and the next."""
+    locked = await sessions.lock(tx, session_id, Wanted(failed=True))
+    found = [] if locked is None else locked.effects
+    return [StackItem(entry=one.undo_entry, effect=one.effect) for one in found if one.undo_entry is not None]
+
+
+def _stack_item(row: Record) -> StackItem:
+    entry = undo_entry_of(row)
+    if entry is None:
+        raise AssertionError("joined to the undo stack")
+    effect = effect_of(row)
+    newest = tool_of(effect.tool, row)
+    return StackItem(entry=entry, effect=effect, call=call_of(row), newest=newest.definition.compensation if newest else None)
+
+
+async def _lock_action(tx: Transaction, claim: Claim) -> LockedCall:
+    """Lock as every verb does: an action is a rare call, and what its end may have to know is what a failing session has to."""
+    locked = await sessions.lock(tx, claim.session_id, Wanted(open=True, top=True, irreversible=True))
+    call = next((found for found in await lock_calls(tx, claim.session_id, [claim.call_id]) if found.call_id == claim.call_id), None)
+    if locked is None or call is None:
+        raise _gone(claim)
+    # The call stays with its effect also where somebody has settled that meanwhile.
+    locked = locked.joined(await sessions.lock(tx, claim.session_id, Wanted(step=call.step_index)))
+    found = locked.at_step(call.step_index)
+    tool = None if found is None else await tools.find(tx, found.effect.tool, found.effect.tool_version)
+    if found is None or tool is None or tool.tool.definition.action is None:
+        raise _gone(claim)
+    call = replace(call, epoch=claim.epoch)
+    return LockedCall(
+        session=locked.session,
+        now=locked.now,
+        work=Acting(
+            call=call,
+            seen=Reported(effect=found.effect, undo_entry=found.undo_entry, approval=found.approval, action=call),
+            action=tool.tool.definition.action,
+            irreversible=[one.effect for one in locked.effects if one.effect.reversibility is Reversibility.IRREVERSIBLE],
+            in_flight=[one.effect for one in locked.effects if one.effect.state is EffectState.EXECUTING and one.effect != found.effect],
+            top=[StackItem(entry=one.undo_entry, effect=one.effect) for one in locked.effects if one.undo_entry is not None],
+        ),
+    )
+
+
+def _gone(claim: Claim) -> LookupError:
+    return LookupError(f"call {claim.call_id} of session {claim.session_id} is gone")
+
+
+LOCK_CALLS_SQL = """
+SELECT
+  call_id AS c_call_id, kind::text AS c_kind, step_index AS c_step_index, destination AS c_destination, url AS c_url, body AS c_body,
+  outcome::text AS c_outcome, attempts AS c_attempts, failures AS c_failures, interrupted AS c_interrupted, polls AS c_polls,
+  is_attempt_open AS c_is_attempt_open, may_be_processing AS c_may_be_processing, poll_url AS c_poll_url,
+  last_status AS c_last_status, last_error AS c_last_error, due_at AS c_due_at, first_sent_at AS c_first_sent_at,
+  deadline_at AS c_deadline_at, epoch AS c_epoch
+FROM outgoing_calls
+WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL OR call_id = ANY ($3::uuid[]))
+ORDER BY call_id
+FOR NO KEY UPDATE
+"""
+
+
+async def lock_calls(tx: Transaction, session_id: SessionId, call_ids: Sequence[UUID]) -> list[OutgoingCall]:
+    """Lock a session's calls that are due, and those named, so that nobody claims them meanwhile; the session is locked already."""
+    rows = await tx.connection.fetch(LOCK_CALLS_SQL, tx.org, session_id, list(call_ids))
+    return [call for row in rows if (call := call_of(row)) is not None]

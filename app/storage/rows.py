@@ -5,7 +5,9 @@ from asyncpg import Record
 from app.domain import compensation, tools
 from app.domain.model import (
     Approval,
+    ApprovalState,
     CallId,
+    CallKind,
     Effect,
     EffectId,
     EffectState,
@@ -43,6 +45,8 @@ def session_of(row: Record, org: OrgName) -> Session:
         idle_seconds=row["idle_seconds"],
         deadline_at=row["deadline_at"],
         failed_at=row["failed_at"],
+        halted_at=row["halted_at"],
+        halt_ordered=row["halt_ordered"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         active_at=row["active_at"],
@@ -97,9 +101,19 @@ def approval_of(row: Record) -> Approval | None:
         return None
     return Approval(
         step_index=StepIndex(row["e_step_index"]),
+        state=ApprovalState(row["a_state"]),
         requested_by=row["a_requested_by"],
         requested_at=row["a_requested_at"],
         expires_at=row["a_expires_at"],
+        ttl_seconds=row["a_ttl_seconds"],
+        decided_at=row["a_decided_at"],
+        decided_by=row["a_decided_by"],
+        claimed_approver=row["a_claimed_approver"],
+        reason=row["a_reason"],
+        is_continued=row["a_is_continued"],
+        released_at=row["a_released_at"],
+        released_to=row["a_released_to"],
+        release_key=row["a_release_key"],
     )
 
 
@@ -110,26 +124,29 @@ def tool_of(name: str, row: Record) -> Tool | None:
     return Tool(name=name, version=row["t_version"], definition=tools.read(row["t_definition"]))
 
 
-def call_of(row: Record) -> OutgoingCall:
-    """Read an outgoing call from columns prefixed `c_`."""
+def call_of(row: Record, prefix: str = "c_") -> OutgoingCall | None:
+    """Read an outgoing call from columns with a prefix; None where there is none."""
+    if row[f"{prefix}call_id"] is None:
+        return None
     return OutgoingCall(
-        call_id=CallId(row["c_call_id"]),
-        step_index=StepIndex(row["c_step_index"]),
-        destination=row["c_destination"],
-        url=row["c_url"],
-        body=row["c_body"],
-        outcome=None if row["c_outcome"] is None else Outcome(row["c_outcome"]),
-        attempts=row["c_attempts"],
-        failures=row["c_failures"],
-        interrupted=row["c_interrupted"],
-        polls=row["c_polls"],
-        is_attempt_open=row["c_is_attempt_open"],
-        may_be_processing=row["c_may_be_processing"],
-        poll_url=row["c_poll_url"],
-        last_status=row["c_last_status"],
-        last_error=row["c_last_error"],
-        due_at=row["c_due_at"],
-        first_sent_at=row["c_first_sent_at"],
-        deadline_at=row["c_deadline_at"],
-        epoch=row["c_epoch"],
+        call_id=CallId(row[f"{prefix}call_id"]),
+        kind=CallKind(row[f"{prefix}kind"]),
+        step_index=StepIndex(row[f"{prefix}step_index"]),
+        destination=row[f"{prefix}destination"],
+        url=row[f"{prefix}url"],
+        body=row[f"{prefix}body"],
+        outcome=None if row[f"{prefix}outcome"] is None else Outcome(row[f"{prefix}outcome"]),
+        attempts=row[f"{prefix}attempts"],
+        failures=row[f"{prefix}failures"],
+        interrupted=row[f"{prefix}interrupted"],
+        polls=row[f"{prefix}polls"],
+        is_attempt_open=row[f"{prefix}is_attempt_open"],
+        may_be_processing=row[f"{prefix}may_be_processing"],
+        poll_url=row[f"{prefix}poll_url"],
+        last_status=row[f"{prefix}last_status"],
+        last_error=row[f"{prefix}last_error"],
+        due_at=row[f"{prefix}due_at"],
+        first_sent_at=row[f"{prefix}first_sent_at"],
+        deadline_at=row[f"{prefix}deadline_at"],
+        epoch=row[f"{prefix}epoch"],
     )

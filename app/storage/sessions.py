@@ -6,7 +6,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from app.domain.model import Approval, Effect, OrgName, Session, SessionId, StepIndex, UndoEntry
+from app.domain.model import Approval, Effect, OrgName, Session, SessionId, StepIndex, UndoEntry, UndoId
 from app.domain.tools import Tool
 from app.storage.database import Connection, Transaction
 from app.storage.rows import approval_of, effect_of, session_of, tool_of, undo_entry_of
@@ -31,7 +31,8 @@ class Wanted:
     """Which effects a decision needs beside the session.
 
     `step` and `request_key`: those named. `open`: all not settled (executing, unknown, awaiting_approval, approved). `pending`: all whose
-    undo entry is pending. `irreversible`: all of that class. `tool`: the newest registration under that name comes along.
+    undo entry is pending; `failed`: all whose undo entry is failed. `irreversible`: all of that class. `tool`: the newest registration
+    under that name comes along.
     `top`: the two whose undo entries are the newest pending: a report that comes along may settle the first.
     """
 
@@ -40,6 +41,7 @@ class Wanted:
     open: bool = False
     top: bool = False
     pending: bool = False
+    failed: bool = False
     irreversible: bool = False
     tool: str | None = None
 
@@ -82,9 +84,9 @@ class Locked:
 OPEN_SQL = """
 INSERT INTO sessions (
   org, session_id, owner, agent, metadata, state, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
-  created_at, updated_at, active_at, version, revision, journal_seq, journal_hash
+  halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash
 )
-SELECT $1, $2, $3, $4, $5, 'active', true, false, false, 0, $6, $7, moment, moment, moment, 0, 0, 0, $8
+SELECT $1, $2, $3, $4, $5, 'active', true, false, false, 0, $6, $7, false, moment, moment, moment, 0, 0, 0, $8
 FROM clock_timestamp() AS moment
 ON CONFLICT (org, session_id) DO NOTHING
 RETURNING session_id
@@ -106,14 +108,16 @@ LOCK_SQL = """
 WITH locked AS MATERIALIZED (
   SELECT
     session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds,
-    deadline_at, failed_at, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+    deadline_at, failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash,
+    journal_at
   FROM sessions
   WHERE org = $1 AND session_id = $2
   FOR NO KEY UPDATE
 )
 SELECT
   l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
-  l.deadline_at, l.failed_at, l.created_at, l.updated_at, l.active_at, l.version, l.revision, l.journal_seq, l.journal_hash, l.journal_at,
+  l.deadline_at, l.failed_at, l.halted_at, l.halt_ordered, l.created_at, l.updated_at, l.active_at, l.version, l.revision,
+  l.journal_seq, l.journal_hash, l.journal_at,
   clock_timestamp() AS now, seen.revision AS seen_revision,
   e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
   e.reversibility::text AS e_reversibility,
@@ -123,7 +127,10 @@ SELECT
   e.version AS e_version,
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
   u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
-  a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at,
+  a.state::text AS a_state, a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at,
+  a.ttl_seconds AS a_ttl_seconds, a.decided_at AS a_decided_at, a.decided_by AS a_decided_by,
+  a.claimed_approver AS a_claimed_approver, a.reason AS a_reason, a.is_continued AS a_is_continued,
+  a.released_at AS a_released_at, a.released_to AS a_released_to, a.release_key AS a_release_key,
   t.version AS t_version, t.definition AS t_definition
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
@@ -147,6 +154,9 @@ LEFT JOIN LATERAL (
   SELECT stack_position FROM undo_stack
   WHERE $7 AND org = $1 AND session_id = $2 AND state = 'pending'
   UNION
+  SELECT stack_position FROM undo_stack
+  WHERE $10 AND org = $1 AND session_id = $2 AND state = 'failed'
+  UNION
   SELECT step_index FROM effect_log
   WHERE $8 AND org = $1 AND session_id = $2 AND reversibility = 'irreversible'
 ) AS wanted ON true
@@ -165,7 +175,9 @@ LEFT JOIN LATERAL (
   LIMIT 1
 ) AS u ON true
 LEFT JOIN LATERAL (
-  SELECT requested_by, requested_at, expires_at
+  SELECT
+    state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver, reason, is_continued,
+    released_at, released_to, release_key
   FROM approvals
   WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
   LIMIT 1
@@ -193,6 +205,7 @@ async def lock(tx: Transaction, session_id: SessionId, wanted: Wanted) -> Locked
         wanted.pending,
         wanted.irreversible,
         wanted.tool,
+        wanted.failed,
     )
     rows = await tx.connection.fetch(LOCK_SQL, *arguments)
     if rows and rows[0]["revision"] != rows[0]["seen_revision"]:
@@ -211,19 +224,44 @@ def _locked_effect(row: Record) -> LockedEffect:
     return LockedEffect(effect=effect_of(row), undo_entry=undo_entry_of(row), approval=approval_of(row))
 
 
+POSITION_SQL = """
+SELECT stack_position
+FROM undo_stack
+WHERE org = $1 AND session_id = $2 AND undo_id = $3
+LIMIT 1
+"""
+
+
+async def position_of(tx: Transaction, session_id: SessionId, undo_id: UndoId) -> StepIndex | None:
+    """Return where on its session's stack an undo entry stands, which never changes."""
+    position: StepIndex | None = await tx.connection.fetchval(POSITION_SQL, tx.org, session_id, undo_id)
+    return position
+
+
 # In the order of the index of active sessions, which the planner, blind to statistics behind row-level security, would not choose else.
+# Open questions are found by the statement's time, which an index can be searched by; under the lock the clock is read again.
 OVERDUE_SQL = """
-SELECT org, session_id
-FROM sessions
-WHERE state = 'active'
-  AND (active_at + make_interval(secs => idle_seconds) <= clock_timestamp() OR deadline_at <= clock_timestamp())
-ORDER BY org, session_id
-LIMIT $1
+(
+  SELECT org, session_id
+  FROM sessions
+  WHERE state = 'active'
+    AND (active_at + make_interval(secs => idle_seconds) <= clock_timestamp() OR deadline_at <= clock_timestamp())
+  ORDER BY org, session_id
+  LIMIT $1
+)
+UNION ALL
+(
+  SELECT org, session_id
+  FROM approvals
+  WHERE state IN ('pending', 'approved') AND expires_at <= statement_timestamp()
+  ORDER BY expires_at
+  LIMIT $1
+)
 """
 
 
 async def overdue(connection: Connection, limit: int) -> list[tuple[OrgName, SessionId]]:
-    """Return active sessions, of any org, that seem past their deadline or silent too long: to be judged again under their lock.
+    """Return sessions, of any org, that seem past their deadline, silent too long or asking a question for too long: to be judged again.
 
     Needs a dispatcher's connection.
     """

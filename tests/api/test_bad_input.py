@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartService
-from tests.factories import Service, undo_at
+from tests.factories import Client, Service, undo_at
 from tests.probes import row_counts
 
 URL = "http://127.0.0.1:9/undo"
@@ -24,14 +24,29 @@ class Route(NamedTuple):
     path: str
     good: dict[str, Any]
     free: str
+    by: str = "agent"
+
+    def caller(self, service: Service) -> Client:
+        """Return a client that may use it."""
+        client: Client = getattr(service, self.by)
+        return client
 
 
+BECAUSE = {"reason": "x"}
+UNDO_ID = "00000000-0000-0000-0000-000000000007"
 ROUTES = (
     Route("PUT", "/v1/sessions/new", {"agent": "a", "metadata": {}}, "metadata"),
     Route("POST", "/v1/sessions/s/intercept", {"tool": "t", "args": {}, "step_index": 9, "reversibility": "read_only"}, "args"),
     Route("POST", "/v1/sessions/s/effects/1/commit", {"result": {}}, "result"),
     Route("POST", "/v1/sessions/s/effects/1/fail", {"error": "x"}, "error"),
     Route("POST", "/v1/sessions/s/fail", {"error": "x"}, "error"),
+    Route("POST", "/v1/sessions/s/effects/1/approve", BECAUSE, "reason", "operator"),
+    Route("POST", "/v1/sessions/s/effects/1/reject", BECAUSE, "reason", "operator"),
+    Route("POST", "/v1/sessions/s/effects/1/resume", {"payload": "x"}, "payload"),
+    Route("POST", "/v1/sessions/s/effects/1/settle", {**BECAUSE, "outcome": "committed", "result": {}}, "result", "operator"),
+    Route("POST", f"/v1/sessions/s/undo/{UNDO_ID}/retry", BECAUSE, "reason", "admin"),
+    Route("POST", f"/v1/sessions/s/undo/{UNDO_ID}/skip", BECAUSE, "reason", "operator"),
+    *(Route("POST", f"/v1/sessions/s/{verb}", BECAUSE, "reason", "operator") for verb in ("unwind", "halt", "resolve")),
 )
 
 
@@ -76,7 +91,9 @@ def faults_of(route: Route) -> Iterator[Bad]:
     yield Bad(good, 415, "unsupported_content_coding", None, {**JSON, "Content-Encoding": "gzip"})
 
 
-NEW, INTERCEPT, _, FAIL_EFFECT, FAIL = (route.path for route in ROUTES)
+NEW, INTERCEPT, _, FAIL_EFFECT, FAIL, APPROVE, REJECT, RESUME, SETTLE, RETRY, SKIP = (route.path for route in ROUTES[:11])
+TEXTS = ("", "x" * 2_001, 1, ["a"], True, "a\0b")
+NAMES = ("", "x" * 201, 1, ["a"], "a\0b")
 WRONG_VALUES: dict[tuple[str, str], tuple[Any, ...]] = {
     (NEW, "agent"): ("", "x" * 201, 7, ["a"], "a\0b", True),
     (NEW, "metadata"): ([], "text", 1, False),
@@ -97,6 +114,16 @@ WRONG_VALUES: dict[tuple[str, str], tuple[Any, ...]] = {
     (FAIL_EFFECT, "outcome"): ("committed", "maybe", 1),
     (FAIL, "error"): ("", "x" * 2_001, 1, "a\0b"),
     (FAIL, "effect"): (1, [], "1"),
+    (APPROVE, "reason"): TEXTS,
+    (APPROVE, "payload_sha256"): ("", "0" * 63, "0" * 65, "A" * 64, "g" * 64, f"{'0' * 64}\n", 1),
+    (APPROVE, "approver"): NAMES,
+    (REJECT, "then"): ("stop", "", "Continue", 1, None, True),
+    (REJECT, "approver"): NAMES,
+    (RESUME, "payload"): (1, None, ["a"], {"a": 1}, True),
+    (SETTLE, "outcome"): ("unknown", "maybe", "", 1, None),
+    (RETRY, "url"): ("", "x" * 2_049, 1, ["https://a.example/"], "a\0b"),
+    (SKIP, "by_hand"): ("true", 1, None),
+    **{(route.path, "reason"): (*TEXTS, None) for route in ROUTES if "reason" in route.good and route.path != APPROVE},
 }
 WRONG_PARTS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (INTERCEPT, {"compensation": {"args": {}}}, "/compensation/url"),
@@ -158,7 +185,7 @@ async def test_body_is_refused_on_every_route_when_its_text_is_bad(busy: Service
     before = await row_counts(busy.database_url)
     for route in ROUTES:
         for bad in faults_of(route):
-            response = await busy.agent.request(route.method, route.path, content=bad.body, headers=bad.headers)
+            response = await route.caller(busy).request(route.method, route.path, content=bad.body, headers=bad.headers)
             where = (route.path, bad.body[:60])
             problem = expect_problem(response, bad.status, bad.code)
             if bad.pointer is not None:
@@ -172,7 +199,7 @@ async def test_member_is_named_when_its_type_or_range_is_wrong(busy: Service) ->
     good = {route.path: route for route in ROUTES}
     for path, members, pointer in wrong_members():
         route = good[path]
-        response = await busy.agent.request(route.method, path, json=route.good | members)
+        response = await route.caller(busy).request(route.method, path, json=route.good | members)
         problem = expect_problem(response, 422, "invalid_request")
         assert problem["errors"][0]["pointer"] == pointer, (path, members, problem)
     for status in (200, 399, 600, "404", 404.0):
@@ -196,7 +223,15 @@ async def test_member_is_named_when_it_is_missing(busy: Service) -> None:
     for path, body, pointer in table:
         problem = expect_problem(await busy.agent.post(path, body), 422, "invalid_request")
         assert problem["errors"][0]["pointer"] == pointer, (path, body)
-    for path in ("/v1/sessions/s/intercept", "/v1/sessions/s/fail"):
+    for route in ROUTES:
+        if route.path in {INTERCEPT, NEW, APPROVE}:
+            continue  # looked at above, or nothing has to be said
+        needed = route.good.keys() - {"result"}
+        for name in needed:
+            lacking = {member: value for member, value in route.good.items() if member != name}
+            problem = expect_problem(await route.caller(busy).request(route.method, route.path, json=lacking), 422, "invalid_request")
+            assert problem["errors"][0]["pointer"] == f"/{name}", route
+    for path in ("/v1/sessions/s/intercept", "/v1/sessions/s/fail", RESUME):
         expect_problem(await busy.agent.request("POST", path, content=b"", headers=JSON), 400, "malformed_json")
     assert await row_counts(busy.database_url) == before
 
@@ -216,6 +251,7 @@ async def test_content_is_refused_when_it_is_more_than_its_limit(busy: Service) 
             {"tool": "t", "step_index": 9, "args": 1, "compensation": undo | {"unknown": {"args": large}}},
             "/compensation/unknown/args",
         ),
+        ("POST", "effects/1/resume", {"payload": large + "x"}, "/payload"),
     )
     for method, verb, body, pointer in table:
         response = await busy.agent.request(method, f"/v1/sessions/s/{verb}", json=body)
@@ -247,6 +283,7 @@ async def test_odd_content_is_kept_when_it_is_allowed(busy: Service) -> None:
 
 BAD_SESSION_IDS = ("a b", "a%00b", "a%2Fb", "%C3%A9", "a*", "a;b", "x" * 201, "%20", "a%0A")
 BAD_STEPS = ("0", "-1", "1.0", "01", "+1", "one", "2147483648", "9" * 30, "%201", "1%00", "%D9%A1")
+BAD_UNDO_IDS = ("7", "undo-" + UNDO_ID, "g" * 36, "%00", UNDO_ID + "0", "%20")
 
 
 async def test_name_in_the_path_is_refused_when_it_cannot_be_one(busy: Service) -> None:
@@ -258,17 +295,31 @@ async def test_name_in_the_path_is_refused_when_it_cannot_be_one(busy: Service) 
             assert response.status_code in {404, 422}, (session_id, method)
             assert response.headers["content-type"] == "application/problem+json"
     for step in BAD_STEPS:
-        for method, tail, body in (("GET", "", None), ("POST", "/commit", {}), ("POST", "/fail", {"error": "x"})):
-            response = await busy.agent.request(method, f"/v1/sessions/s/effects/{step}{tail}", json=body)
+        for method, tail, body in (
+            ("GET", "", None),
+            ("POST", "/commit", {}),
+            ("POST", "/fail", {"error": "x"}),
+            ("POST", "/approve", {}),
+            ("POST", "/reject", BECAUSE),
+            ("POST", "/resume", {"payload": "x"}),
+            ("POST", "/settle", {**BECAUSE, "outcome": "committed"}),
+        ):
+            client = busy.agent if tail == "" else busy.operator
+            response = await client.request(method, f"/v1/sessions/s/effects/{step}{tail}", json=body)
             problem = expect_problem(response, 422, "invalid_request")
             assert problem["errors"][0]["parameter"] == "step", step
+    for undo_id in BAD_UNDO_IDS:
+        for verb in ("retry", "skip"):
+            response = await busy.operator.request("POST", f"/v1/sessions/s/undo/{undo_id}/{verb}", json=BECAUSE)
+            problem = expect_problem(response, 422, "invalid_request")
+            assert problem["errors"][0]["parameter"] == "undo_id", undo_id
     for odd in (".", "..", "a.b:c-d_e", "x" * 200):
         assert (await busy.agent.get(f"/sessions/{odd}")).status_code in {200, 404}
     assert await row_counts(busy.database_url) == before
 
 
 def cursor_of(text: str) -> str:
-    """Write a cursor of the sessions' list."""
+    """Write a cursor as lists give them."""
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
@@ -302,6 +353,55 @@ BAD_QUERIES: tuple[tuple[str, dict[str, str], int], ...] = (
     ("/sessions/s/journal/verify", {"deep": "1"}, 422),
     ("/sessions/s", {"verbose": "1"}, 422),
     ("/sessions/s/effects/1", {"x": ""}, 422),
+    ("/sessions/s/escalation", {"verbose": "1"}, 422),
+    *(("/approvals", {name: value}, 422) for name, value in (("limit", "0"), ("limit", "201"), ("limit", "1.0"), ("limit", ""))),
+    *(
+        ("/approvals", {name: value}, 422)
+        for name, value in (("state", ""), ("state", "open"), ("State", "pending"), ("action", "approve"))
+    ),
+    ("/approvals", {"cursor": "x" * 501}, 422),
+    *(
+        ("/approvals", {"cursor": cursor}, 400)
+        for cursor in (
+            "",
+            "rubbish",
+            cursor_of("1 2026-01-01T00:00:00.000000Z s"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z s -1"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z s \u0661"),
+            cursor_of("1 2026-02-30T00:00:00.000000Z s 1"),
+            cursor_of("1 0000-01-01T00:00:00.000000Z s 1"),
+            cursor_of("2 2026-01-01T00:00:00.000000Z s 1"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z a b 1"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z s 12345678901"),
+        )
+    ),
+    *(("/escalations", {name: value}, 422) for name, value in (("limit", "0"), ("limit", "201"), ("reason", ""), ("reason", "boredom"))),
+    *(("/escalations", {name: value}, 422) for name, value in (("state", "halted"), ("cursor", "x" * 501))),
+    *(
+        ("/escalations", {"cursor": cursor}, 400)
+        for cursor in (
+            "",
+            "rubbish",
+            cursor_of("1 yesterday s"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z"),
+            cursor_of("1 2026-13-01T00:00:00.000000Z s"),
+            cursor_of("1 2026-01-01T00:00:00.000000Z s 1"),
+        )
+    ),
+)
+# Cursors that no list gave, and that could be ones.
+ODD_CURSORS: tuple[tuple[str, str], ...] = (
+    ("/approvals", cursor_of("1 0001-01-01T00:00:00.000000Z s 0")),
+    ("/approvals", cursor_of(f"1 9999-12-31T23:59:59.999999Z {'x' * 200} 9999999999")),
+    ("/escalations", cursor_of("1 0001-01-01T00:00:00.000000Z s")),
+    ("/escalations", cursor_of(f"1 9999-12-31T23:59:59.999999Z {'x' * 200}")),
+)
+WAITING = (
+    "/sessions/s/fail",
+    "/sessions/s/effects/1/resume",
+    f"/sessions/s/undo/{UNDO_ID}/retry",
+    "/sessions/s/unwind",
+    "/sessions/s/halt",
 )
 
 
@@ -311,14 +411,18 @@ async def test_query_is_refused_when_a_parameter_is_unknown_or_wrong(busy: Servi
     for path, params, status in BAD_QUERIES:
         response = await busy.operator.get(path, params=params)
         expect_problem(response, status, "bad_cursor" if status == 400 else "invalid_request")
-    for value in ("-1", "56", "1.5", "x", ""):
-        response = await busy.agent.post("/sessions/s/fail", {"error": "x"}, params={"wait_s": value})
-        problem = expect_problem(response, 422, "invalid_request")
-        assert problem["errors"][0]["parameter"] == "wait_s"
-    twice = await busy.agent.request("POST", "/v1/sessions/s/fail?wait_s=1&wait_s=2", json={"error": "x"})
-    expect_problem(twice, 422, "invalid_request")
+    for path, cursor in ODD_CURSORS:
+        assert (await busy.operator.get(path, params={"cursor": cursor})).json()["items"] == [], cursor
+    good = {route.path.removeprefix("/v1"): route for route in ROUTES}
+    for path in WAITING:
+        for value in ("-1", "56", "1.5", "x", ""):
+            response = await good[path].caller(busy).post(path, good[path].good, params={"wait_s": value})
+            problem = expect_problem(response, 422, "invalid_request")
+            assert problem["errors"][0]["parameter"] == "wait_s"
+        twice = await good[path].caller(busy).request("POST", f"/v1{path}?wait_s=1&wait_s=2", json=good[path].good)
+        expect_problem(twice, 422, "invalid_request")
     for route in ROUTES:
-        response = await busy.agent.request(route.method, route.path, json=route.good, params={"dry_run": "true"})
+        response = await route.caller(busy).request(route.method, route.path, json=route.good, params={"dry_run": "true"})
         expect_problem(response, 422, "invalid_request")
     assert await row_counts(busy.database_url) == before
 
@@ -357,6 +461,10 @@ async def test_routes_of_other_methods_are_problems_when_called(services: StartS
         ("PATCH", "/v1/sessions/s", 405),
         ("GET", "/v1/sessions/s/intercept", 405),
         ("POST", "/v1/sessions/s/journal", 405),
+        ("POST", "/v1/approvals", 405),
+        ("GET", "/v1/sessions/s/effects/1/approve", 405),
+        ("GET", f"/v1/sessions/s/undo/{UNDO_ID}/retry", 405),
+        ("GET", f"/v1/sessions/s/undo/{UNDO_ID}", 404),
         ("GET", "/v1/nothing", 404),
         ("POST", "/v2/sessions", 404),
         ("GET", "/v1/sessions/", 404),

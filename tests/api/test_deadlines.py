@@ -142,7 +142,7 @@ async def test_session_fails_and_is_undone_when_its_time_is_up(services: StartSe
     ]
     failures = [entry for entry in await service.operator.journal("s") if entry["kind"] == "SESSION_FAILED"]
     assert [(entry["actor"], json.loads(entry["body"])) for entry in failures] == [
-        ("orchestrator", {"error": "agent_timeout", "unknown_steps": [2]})
+        ("orchestrator", {"error": "agent_timeout", "unknown_steps": [2], "not_applied_steps": [], "in_flight_steps": []})
     ]
     assert (await service.auditor.get("/sessions/s/journal/verify")).json()["valid"]
     assert code(await service.agent.complete("s")) == (409, "session_not_active")

@@ -4,12 +4,25 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from tests.factories import Service, do_step
+from tests.factories import Service, do_step, park
 from tests.fakes import FakeEndpoint
+from tests.halts import Night
 from tests.probes import row_counts, through
 
 # Of the same length each time it is asked for: the answer names no request.
-GET_PATHS = ("/livez", "/readyz", "/v1/sessions", "/v1/sessions/s", "/v1/sessions/s/effects/1", "/v1/sessions/s/journal", "/v1/tools/none")
+GET_PATHS = (
+    "/livez",
+    "/readyz",
+    "/v1/sessions",
+    "/v1/sessions/s",
+    "/v1/sessions/s/effects/1",
+    "/v1/sessions/s/journal",
+    "/v1/sessions/s/escalation",
+    "/v1/sessions/halted/escalation",
+    "/v1/approvals",
+    "/v1/escalations",
+    "/v1/tools/none",
+)
 COMPARED = ("content-type", "content-length", "etag", "cache-control", "retry-after")
 
 
@@ -22,6 +35,9 @@ def head_of(response: httpx.Response) -> tuple[int, dict[str, str | None]]:
 async def test_head_is_that_of_get_without_a_body_when_the_path_can_be_got(service: Service, endpoint: FakeEndpoint, path: str) -> None:
     """Probes and clients that look before they fetch are told the same, the length included, and nothing is written."""
     await do_step(service.agent, "s", 1, endpoint.url("/1"))
+    await park(service.agent, "parked", 1, "{}")
+    if "halted" in path:  # nowhere else: a list tells for how long, whose digits may grow in between
+        await Night(service=service, endpoint=endpoint).refused("halted")
     before = await row_counts(service.database_url)
     got = await service.operator.request("GET", path)
     sent: list[bytes] = []
@@ -55,7 +71,14 @@ async def test_head_is_refused_as_get_is_when_there_is_nothing_to_show(service: 
     assert (response.status_code, response.headers["content-type"], response.content) == (status, "application/problem+json", b"")
 
 
-@pytest.mark.parametrize("path", ["/v1/sessions/s/fail", "/v1/sessions/s/touch", "/v1/sessions/s/effects/1/commit"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(f"/v1/sessions/s/{verb}" for verb in ("fail", "touch", "unwind", "halt", "resolve")),
+        *(f"/v1/sessions/s/effects/1/{verb}" for verb in ("commit", "approve", "reject", "resume", "settle")),
+        *(f"/v1/sessions/s/undo/00000000-0000-0000-0000-000000000007/{verb}" for verb in ("retry", "skip")),
+    ],
+)
 async def test_head_is_refused_when_the_path_takes_posts_only(service: Service, endpoint: FakeEndpoint, path: str) -> None:
     """There is no GET that it could stand for, and it is not taken for the POST."""
     await do_step(service.agent, "s", 1, endpoint.url("/1"))

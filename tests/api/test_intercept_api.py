@@ -146,7 +146,7 @@ async def test_irreversible_or_unknown_tool_is_parked_until_a_person_decides(ser
     assert (session["state"], session["pivoted"]) == ("awaiting_approval", False)
     effect = (await service.agent.get("/sessions/s/effects/2")).json()
     assert (effect["state"], effect["undo_id"], effect["outcome"]) == ("awaiting_approval", None, None)
-    assert (effect["approval"]["state"], effect["approval"]["requested_by"]) == ("awaiting_approval", "agent-1")
+    assert (effect["approval"]["state"], effect["approval"]["requested_by"]) == ("pending", "agent-1")
     assert effect["approval"]["expires_at"] == parked["expires_at"]
 
     before = await row_counts(service.database_url)

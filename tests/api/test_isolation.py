@@ -2,12 +2,13 @@
 
 import json
 from typing import NamedTuple
+from uuid import UUID
 
 import httpx
 import pytest
 
 from app.domain.model import Role
-from tests.factories import Client, Service, do_step, undo_at
+from tests.factories import Client, Service, do_step, park, undo_at
 from tests.fakes import FakeEndpoint
 from tests.probes import row_counts
 
@@ -23,6 +24,8 @@ class Route(NamedTuple):
     roles: str
     opens: bool = False
     """It opens the session where there is none, so nothing of the org is missing to it."""
+    found: int = 200
+    """What a caller who may is answered about a session that is there, is active and has one committed step."""
 
 
 ROUTES = (
@@ -36,22 +39,47 @@ ROUTES = (
         opens=True,
     ),
     Route("GET", "/v1/sessions/{session_id}/effects/{step}", None, "agent operator auditor admin"),
-    Route("POST", "/v1/sessions/{session_id}/effects/{step}/commit", {"result": 1}, "agent"),
-    Route("POST", "/v1/sessions/{session_id}/effects/{step}/fail", {"error": "x"}, "agent"),
+    Route("POST", "/v1/sessions/{session_id}/effects/{step}/commit", {"result": 1}, "agent operator admin", found=403),
+    Route("POST", "/v1/sessions/{session_id}/effects/{step}/fail", {"error": "x"}, "agent operator admin", found=403),
+    Route("POST", "/v1/sessions/{session_id}/effects/{step}/approve", {}, "operator admin", found=404),
+    Route("POST", "/v1/sessions/{session_id}/effects/{step}/reject", {"reason": "x"}, "operator admin", found=404),
+    Route("POST", "/v1/sessions/{session_id}/effects/{step}/resume", {"payload": "x"}, "agent operator admin", found=404),
+    Route(
+        "POST",
+        "/v1/sessions/{session_id}/effects/{step}/settle",
+        {"reason": "x", "outcome": "not_applied"},
+        "operator admin",
+        found=409,
+    ),
+    Route("POST", "/v1/sessions/{session_id}/undo/{undo_id}/retry", {"reason": "x"}, "operator admin", found=404),
+    Route("POST", "/v1/sessions/{session_id}/undo/{undo_id}/skip", {"reason": "x"}, "operator admin", found=404),
+    Route("POST", "/v1/sessions/{session_id}/unwind", {"reason": "x"}, "operator admin", found=409),
+    Route("POST", "/v1/sessions/{session_id}/halt", {"reason": "x"}, "operator admin", found=409),
+    Route("POST", "/v1/sessions/{session_id}/resolve", {"reason": "x"}, "operator admin", found=409),
+    Route("GET", "/v1/sessions/{session_id}/escalation", None, "operator auditor admin", found=404),
     Route("POST", "/v1/sessions/{session_id}/fail", {"error": "x"}, "agent operator admin"),
     Route("POST", "/v1/sessions/{session_id}/complete", {}, "agent"),
     Route("POST", "/v1/sessions/{session_id}/touch", {}, "agent"),
     Route("GET", "/v1/sessions/{session_id}/journal", None, "operator auditor admin"),
     Route("GET", "/v1/sessions/{session_id}/journal/verify", None, "operator auditor admin"),
 )
-LIST = Route("GET", "/v1/sessions", None, "agent operator auditor admin")
+LISTS = (
+    Route("GET", "/v1/sessions", None, "agent operator auditor admin"),
+    Route("GET", "/v1/approvals", None, "operator auditor admin"),
+    Route("GET", "/v1/escalations", None, "operator auditor admin"),
+)
 TOOL = "/v1/tools/{name}"  # these know no session: see test_tools_api.py
 TOOL_ROUTES = {("GET", "/v1/tools"), ("GET", TOOL), ("PUT", TOOL), ("DELETE", TOOL)}
 
 
+def path_of(route: Route, session_id: str) -> str:
+    """Return where a route is called about a session."""
+    return route.path.format(session_id=session_id, step=1, undo_id=UUID(int=7))
+
+
 async def call(client: Client, route: Route, session_id: str) -> httpx.Response:
-    """Call a route about a session's first step."""
-    path = route.path.format(session_id=session_id, step=1)
+    """Call a route about a session's first step, or about an undo that nobody has."""
+    path = path_of(route, session_id)
     return await client.request(route.method, path, **({} if route.body is None else {"json": route.body}))
 
 
@@ -74,7 +102,7 @@ def test_every_route_is_judged_here_when_the_service_has_one(service: Service) -
     described = {
         (method.upper(), path) for path, methods in service.app.openapi()["paths"].items() for method in methods if path.startswith("/v1")
     }
-    assert described == {(route.method, route.path) for route in (*ROUTES, LIST)} | TOOL_ROUTES
+    assert described == {(route.method, route.path) for route in (*ROUTES, *LISTS)} | TOOL_ROUTES
 
 
 async def test_role_is_judged_before_existence_on_every_route(busy: Service) -> None:
@@ -82,17 +110,18 @@ async def test_role_is_judged_before_existence_on_every_route(busy: Service) -> 
     before = await row_counts(busy.database_url)
     for role in Role:
         client = await busy.client(role, f"{role}-9")
-        for route in (*ROUTES, LIST):
+        for route in (*ROUTES, *LISTS):
             for session_id in ("ghost", "theirs"):
-                if role in route.roles.split() and (route.opens or route.path.endswith("/fail")):
+                if role in route.roles.split() and (route.opens or route.path == "/v1/sessions/{session_id}/fail"):
                     continue  # would change something: what it answers is tested where it belongs
                 response = await call(client, route, session_id)
                 where = (role, route.method, route.path, session_id)
                 if role not in route.roles.split():
                     assert (response.status_code, response.json()["code"]) == (403, "role_not_allowed"), where
                 else:
-                    is_there = route is LIST or (session_id == "theirs" and role is not Role.AGENT)
-                    assert response.status_code == (200 if is_there else 404), where
+                    is_there = route in LISTS or (session_id == "theirs" and role is not Role.AGENT)
+                    assert response.status_code == (route.found if is_there else 404), where
+                    assert response.is_success or response.json()["code"] != "role_not_allowed", where
     assert await row_counts(busy.database_url) == before
 
 
@@ -114,6 +143,11 @@ async def test_session_of_another_agent_is_not_there_on_any_route(busy: Service)
 
 async def test_session_of_another_org_is_not_there_on_any_route(busy: Service) -> None:
     """Every role of another org gets 404 with the body of a session that does not exist; even for an agent of the same name."""
+    await park(busy.agent, "parked", 1, "{}")
+    await do_step(busy.agent, "halted", 1, URL, max_retries=0)
+    assert (await busy.agent.fail("halted", wait_s=20)).json()["state"] == "halted"
+    for route in LISTS:
+        assert (await call(busy.operator, route, "")).json()["items"], "there is something that must not be shown"
     before = await row_counts(busy.database_url)
     for role in Role:
         foreigner = await busy.client(role, f"{role}-1", org="other-org")
@@ -122,8 +156,10 @@ async def test_session_of_another_org_is_not_there_on_any_route(busy: Service) -
             ghost = await call(foreigner, route, "ghost")
             assert (response.status_code, ghost.status_code) == (404, 404), (role, route)
             assert without_names(response, "theirs") == without_names(ghost, "ghost"), (role, route)
-        if role is not Role.AGENT:
-            assert (await foreigner.get("/sessions")).json()["items"] == []
+        for route in (route for route in LISTS if role in route.roles.split()):
+            response = await call(foreigner, route, "")
+            assert (response.status_code, response.json()["items"]) == (200, []), (role, route)
+            assert response.json().get("counts", []) == [], (role, route)
     assert await row_counts(busy.database_url) == before
 
 
@@ -165,8 +201,8 @@ async def test_caller_is_unknown_when_the_key_is_not_one(busy: Service) -> None:
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer"), sent
         bodies.add(json.dumps({name: value for name, value in response.json().items() if name != "instance"}))
     assert len(bodies) == 1
-    for route in (*ROUTES, LIST):
-        path = route.path.format(session_id="theirs", step=1)
+    for route in (*ROUTES, *LISTS):
+        path = path_of(route, "theirs")
         response = await busy.agent.http.request(route.method, path, content=b"not json", headers={"Content-Type": "text/plain"})
         assert response.status_code == 401, route
     lower_case = await busy.agent.http.get("/v1/sessions/theirs", headers={"Authorization": f"bearer {good}"})

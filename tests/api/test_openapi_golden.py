@@ -8,11 +8,15 @@ import pytest
 from jsonschema_rs import Draft202012Validator
 
 from app.api import openapi
+from app.api.approvals import PAYLOAD_EXAMPLE
 from app.main import create_app
 from app.settings import Settings
 from tests.conftest import StartService
-from tests.factories import Client
+from tests.factories import park
+from tests.fakes import FakeEndpoint
 from tests.golden import kept_text
+from tests.halts import LATER, Night
+from tests.operators import undo_ids
 
 GOLDEN = "openapi/openapi.json"
 NO_SUCH_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
@@ -90,11 +94,69 @@ def test_every_body_that_has_to_say_something_has_an_example() -> None:
             assert examples_of(operation), operation.name
 
 
-async def prepare(agent: Client, session_id: str) -> None:
+async def executing(night: Night, session_id: str) -> None:
     """Open a session with steps 2 and 3 executing, as the examples speak of them."""
     for step in (2, 3):
-        answer = await agent.intercept(session_id, step_index=step, reversibility="read_only")
+        answer = await night.service.agent.intercept(session_id, step_index=step, reversibility="read_only")
         answer.raise_for_status()
+
+
+async def parked(night: Night, session_id: str) -> None:
+    """Let step 2 wait for a person."""
+    await park(night.service.agent, session_id, 2, PAYLOAD_EXAMPLE)
+
+
+async def approved(night: Night, session_id: str) -> None:
+    """Let step 2 wait for its release."""
+    await parked(night, session_id)
+    (await night.service.operator.approve(session_id, 2)).raise_for_status()
+
+
+async def halted(night: Night, session_id: str) -> None:
+    """Let a person own a session, since the undo of step 2 was refused."""
+    await night.refused(session_id)
+
+
+async def unwinding(night: Night, session_id: str) -> None:
+    """Let the undo of step 2 wait for its next try."""
+    night.endpoint.script(f"/{session_id}/2", LATER)
+    await night.run(session_id)
+    (await night.service.agent.fail(session_id)).raise_for_status()
+
+
+async def unknown(night: Night, session_id: str) -> None:
+    """Let nobody know what came of step 2."""
+    await night.open_step(session_id, 2)
+    (await night.service.agent.fail_effect(session_id, 2)).raise_for_status()
+
+
+async def nothing(night: Night, session_id: str) -> None:
+    """Prepare nothing: the operation opens what it speaks of."""
+    del night, session_id
+
+
+# What an operation's examples speak of; the others' are about calls that are executing. Who sends them, where that is not the agent.
+PREPARED = {
+    "openSession": nothing,
+    "interceptEffect": nothing,
+    "registerTool": nothing,
+    "approveEffect": parked,
+    "rejectEffect": parked,
+    "resumeEffect": approved,
+    "settleEffect": unknown,
+    "retryUndo": halted,
+    "skipUndo": halted,
+    "unwindSession": halted,
+    "resolveSession": halted,
+    "haltSession": unwinding,
+}
+OPERATORS = PREPARED.keys() - {"openSession", "interceptEffect", "registerTool", "resumeEffect"}
+
+
+async def path_of(night: Night, operation: Operation, session_id: str) -> str:
+    """Return where an operation is called about a prepared session."""
+    undo_id = (await undo_ids(night.service.operator, session_id))[2] if "{undo_id}" in operation.path else None
+    return operation.path.format(session_id=session_id, step=2, undo_id=undo_id, name=f"tool_{session_id}")
 
 
 def expect_shape(operation: Operation, answer: httpx.Response) -> None:
@@ -103,23 +165,22 @@ def expect_shape(operation: Operation, answer: httpx.Response) -> None:
     Draft202012Validator({**described, "components": document()["components"]}, offline=True).validate(answer.json())
 
 
-async def test_examples_are_accepted_when_they_are_sent(services: StartService) -> None:
+async def test_examples_are_accepted_when_they_are_sent(services: StartService, endpoint: FakeEndpoint) -> None:
     """Every example of every body is a request that works, and its answer has the shape that is described."""
-    service = await services(has_orchestrator=False, egress_allow="127.0.0.0/8")
-    callers = {"registerTool": service.admin}
-    tried = 0
+    service = await services(egress_allow="127.0.0.0/8")
+    night = Night(service=service, endpoint=endpoint)
+    tried = set()
     for operation in operations():
         for name, body in examples_of(operation).items():
-            session_id = f"{operation.name}-{name}"
-            if operation.name not in {"openSession", "interceptEffect", "registerTool"}:
-                await prepare(service.agent, session_id)
-            path = operation.path.format(session_id=session_id, step=2, name=f"tool_{name}")
-            headers = {"Idempotency-Key": "k"}
-            answer = await callers.get(operation.name, service.agent).request(operation.method, path, json=body, headers=headers)
+            session_id = f"{operation.name}-{name}".replace(" ", "_")
+            await PREPARED.get(operation.name, executing)(night, session_id)
+            caller = service.admin if operation.name in OPERATORS | {"registerTool"} else service.agent
+            path = await path_of(night, operation, session_id)
+            answer = await caller.request(operation.method, path, json=body, headers={"Idempotency-Key": "k"})
             assert answer.is_success, (operation.name, name, answer.text)
             expect_shape(operation, answer)
-            tried += 1
-    assert tried >= 8
+            tried.add(operation.name)
+    assert tried >= PREPARED.keys()
 
 
 async def test_document_is_served_as_it_is_kept(services: StartService) -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import httpx
@@ -29,7 +30,7 @@ from tests.factories import QUICK, make_principal_key
 from tests.probes import PATIENCE_SECONDS
 
 ROLES = (Role.AGENT, Role.OPERATOR, Role.ADMIN)
-EXAMPLES = 12  # per operation and role, good and bad requests together: some 700 in all
+EXAMPLES = 8  # per operation and role, good and bad requests together: some 700 in all
 Case: TypeAlias = schemathesis.Case[Any]
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 DATABASE = "made_up_requests"
@@ -43,9 +44,25 @@ OPERATIONS = {
     )
 }
 
-# What is there to be met: each operation has a session of its own, with a committed step, an executing one, and maybe a parked one.
+# What is there to be met: each operation has a session of its own, with a committed step, an executing one, and maybe a parked one; those
+# of operators have a halted one, whose first step has an undo.
 STEPS = st.integers(1, 4)
+PARKED = ("approveEffect", "rejectEffect", "resumeEffect")
+HALTED = ("retryUndo", "skipUndo", "unwindSession", "resolveSession", "getEscalation")
+TOOL = {"reversibility": "compensatable", "compensation": {"url": CLOSED, "max_retries": 0}}
+A_DAY_MS = 86_400_000
+SLOW_UNDO = {"url": CLOSED, "max_retries": 100, "initial_interval_ms": A_DAY_MS, "max_interval_ms": A_DAY_MS}
+SLOW_TOOL = {"reversibility": "compensatable", "compensation": SLOW_UNDO}
 TOOLS = st.sampled_from(["issue_credit", "send_reply"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Where the service is, a key for each role, and by session the id of its first step's undo."""
+
+    url: str
+    keys: dict[Role, str]
+    undo_ids: dict[str, str]
 
 
 @contextmanager
@@ -65,43 +82,52 @@ def served(database_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def service_url(cluster_url: str, template: str) -> Iterator[tuple[str, dict[Role, str]]]:
-    """Serve on a database of the module's own, with something in it; give the address and a key for each role."""
+def served_service(cluster_url: str, template: str) -> Iterator[Served]:
+    """Serve on a database of the module's own, with something in it."""
     asyncio.run(execute(cluster_url, f'CREATE DATABASE "{DATABASE}" TEMPLATE "{template}"'))
     database_url = with_database(cluster_url, DATABASE)
     keys = {role: asyncio.run(make_principal_key(database_url, role, f"{role}-1")) for role in ROLES}
     with served(database_url) as url:
-        furnish(url, keys)
-        yield url, keys
+        yield Served(url=url, keys=keys, undo_ids=furnish(url, keys))
     asyncio.run(execute(cluster_url, f'DROP DATABASE "{DATABASE}" WITH (FORCE)'))
 
 
-def furnish(url: str, keys: dict[Role, str]) -> None:
-    """Register a tool, and open a session for each operation on one."""
+def furnish(url: str, keys: dict[Role, str]) -> dict[str, str]:
+    """Register a tool, and open a session for each operation on one; return the ids of their first steps' undos."""
     admin = {"Authorization": f"Bearer {keys[Role.ADMIN]}"}
-    tool = {"reversibility": "compensatable", "compensation": {"url": CLOSED, "max_retries": 0}}
     with httpx.Client(base_url=f"{url}/v1", headers={"Authorization": f"Bearer {keys[Role.AGENT]}"}, timeout=PATIENCE_SECONDS) as agent:
-        agent.put("/tools/issue_credit", json=tool, headers=admin).raise_for_status()
+        agent.put("/tools/issue_credit", json=TOOL, headers=admin).raise_for_status()
         for run in OPERATIONS:
             for step in (1, 2):
                 call = {"tool": "issue_credit", "args": {"amount": 1}, "step_index": step}
                 agent.post(f"/sessions/{run}/intercept", json=call).raise_for_status()
             agent.post(f"/sessions/{run}/effects/1/commit", json={"result": {"id": 1}}).raise_for_status()
+        for run in PARKED:
+            agent.post(f"/sessions/{run}/effects/2/commit", json={}).raise_for_status()
+            agent.post(f"/sessions/{run}/intercept", json={"tool": "send_reply", "args": {}, "step_index": 3}).raise_for_status()
+        agent.post("/sessions/resumeEffect/effects/3/approve", json={}, headers=admin).raise_for_status()
+        agent.post("/sessions/settleEffect/effects/2/fail", json={"error": "x"}).raise_for_status()
+        agent.put("/tools/issue_slowly", json=SLOW_TOOL, headers=admin).raise_for_status()
+        agent.post("/sessions/haltSession/intercept", json={"tool": "issue_slowly", "args": {}, "step_index": 3}).raise_for_status()
+        agent.post("/sessions/haltSession/fail", json={"error": "x"}).raise_for_status()
+        for run in HALTED:
+            agent.post(f"/sessions/{run}/fail", json={"error": "x"}, params={"wait_s": 20}).raise_for_status()
         agent.post("/sessions/completeSession/effects/2/commit", json={}).raise_for_status()
         agent.post("/sessions/getEffect/effects/2/commit", json={}).raise_for_status()
         agent.post("/sessions/getEffect/intercept", json={"tool": "send_reply", "args": {}, "step_index": 3}).raise_for_status()
         agent.post("/sessions/getSession/fail", json={"error": "x"}).raise_for_status()
+        return {run: agent.get(f"/sessions/{run}").json()["undo_stack"][-1]["undo_id"] for run in OPERATIONS}
 
 
 @st.composite
-def requests(draw: st.DrawFn, name: str) -> Case:
+def requests(draw: st.DrawFn, name: str, undo_id: str) -> Case:
     """Make up a request, good or bad, or take an example; it may speak of what is there, and holds no answer back for long."""
     operation = OPERATIONS[name]
     made_up = [operation.as_strategy(generation_mode=mode) for mode in GenerationMode]
     case: Case = draw(draw(st.sampled_from([*made_up, *operation.get_strategies_from_examples()])))
     is_known = draw(st.booleans())
     if case.path_parameters and is_known:
-        known = {"session_id": name, "step": draw(STEPS), "name": draw(TOOLS)}
+        known = {"session_id": name, "step": draw(STEPS), "name": draw(TOOLS), "undo_id": undo_id}
         case.path_parameters = {key: known[key] for key in case.path_parameters}
     if str((case.query or {}).get("wait_s", "")).isdecimal():
         case.query["wait_s"] = 0
@@ -110,9 +136,8 @@ def requests(draw: st.DrawFn, name: str) -> Case:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_answer_is_as_described_when_a_request_is_made_up(name: str, role: Role, service_url: tuple[str, dict[Role, str]]) -> None:
+def test_answer_is_as_described_when_a_request_is_made_up(name: str, role: Role, served_service: Served) -> None:
     """No 5xx, no status, content type or shape that the description does not announce, whoever asks for whatever."""
-    url, keys = service_url
 
     @settings(
         max_examples=EXAMPLES,
@@ -122,10 +147,10 @@ def test_answer_is_as_described_when_a_request_is_made_up(name: str, role: Role,
         phases=(Phase.generate,),  # a failing request is shown as it was found: shrinking would cost minutes
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=requests(name))
+    @given(case=requests(name, served_service.undo_ids[name]))
     def ask(case: Case) -> None:
-        headers = {"Authorization": f"Bearer {keys[role]}"}
-        case.validate_response(case.call(base_url=url, headers=headers, timeout=PATIENCE_SECONDS), checks=CHECKS)
+        headers = {"Authorization": f"Bearer {served_service.keys[role]}"}
+        case.validate_response(case.call(base_url=served_service.url, headers=headers, timeout=PATIENCE_SECONDS), checks=CHECKS)
 
     ask()
 

@@ -12,7 +12,7 @@ from app.domain import journal
 from app.domain.draft import Draft, Surroundings
 from app.domain.journal import GENESIS
 from app.domain.model import (
-    Approval,
+    ApprovalState,
     EffectState,
     EntryKind,
     HaltReason,
@@ -22,7 +22,18 @@ from app.domain.model import (
     UndoState,
 )
 from app.domain.states import IllegalMoveError
-from tests.domain.world import ACTOR, START, kinds_of, new_call, new_draft, new_effect, new_entry, new_session
+from tests.domain.world import (
+    ACTOR,
+    START,
+    kinds_of,
+    new_action_call,
+    new_approval,
+    new_call,
+    new_draft,
+    new_effect,
+    new_entry,
+    new_session,
+)
 
 STEP = StepIndex(1)
 
@@ -47,7 +58,8 @@ def test_draft_is_empty_when_nothing_was_done_or_only_looked_at() -> None:
         lambda draft: draft.move_undo_entry(new_entry(), UndoState.SKIPPED),
         lambda draft: draft.add_call(new_call()),
         lambda draft: draft.change_call(new_call(), due_at=None),
-        lambda draft: draft.ask_approval(Approval(step_index=STEP, requested_by=ACTOR, requested_at=START, expires_at=START)),
+        lambda draft: draft.ask_approval(new_approval()),
+        lambda draft: draft.change_approval(new_approval(), ApprovalState.EXPIRED),
         lambda draft: draft.record(EntryKind.LATE_FAIL),
         lambda draft: draft.open(),
     ],
@@ -103,6 +115,31 @@ def test_version_counts_what_callers_see_and_revision_every_write(what: str, tou
     after = draft.changes().after
     assert (after.version, after.revision, after.active_at) == (3 + is_visible, 9, later), what
     assert after.updated_at == (later if is_visible else START)
+
+
+# What was touched -> whether somebody waits for it: a session's move, a decision, the end of an action.
+AWAITED: list[tuple[str, Any, bool]] = [
+    ("nothing", lambda draft: draft.now, False),
+    ("the session's state", lambda draft: draft.move_session(SessionState.FAILED), True),
+    ("a mark", lambda draft: draft.change_session(clean=False), False),
+    ("an effect", lambda draft: draft.move_effect(new_effect(), EffectState.COMMITTED), False),
+    ("an entry", lambda draft: draft.move_undo_entry(new_entry(), UndoState.SKIPPED), False),
+    ("the journal", lambda draft: draft.record(EntryKind.LATE_FAIL), False),
+    ("a question that is put", lambda draft: draft.ask_approval(new_approval()), False),
+    ("a question's answer", lambda draft: draft.change_approval(new_approval(), ApprovalState.APPROVED), True),
+    ("an action that begins", lambda draft: draft.add_call(new_action_call()), False),
+    ("an action that goes on", lambda draft: draft.change_call(new_action_call(), attempts=1), False),
+    ("an action that ends", lambda draft: draft.change_call(new_action_call(), due_at=None), True),
+    ("an undo that ends", lambda draft: draft.change_call(new_call(), due_at=None), False),
+]
+
+
+@pytest.mark.parametrize(("what", "touch", "is_awaited"), AWAITED)
+def test_waiters_are_woken_when_what_they_wait_for_has_moved(what: str, touch: Any, is_awaited: bool) -> None:
+    """Who polls long is told at once, and not for every attempt of a worker."""
+    draft = new_draft(new_session())
+    touch(draft)
+    assert draft.changes().wakes_waiters is is_awaited, what
 
 
 @given(st.integers(-5_000, 5_000))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.domain import bindings, intercept
 from app.domain.bindings import MAX_REFERENCES
+from app.domain.draft import Change
 from app.domain.errors import Conflict, Invalid
 from app.domain.intercept import (
     AwaitApproval,
@@ -22,7 +23,7 @@ from app.domain.intercept import (
 from app.domain.json_text import dump
 from app.domain.model import (
     MAX_STEP_INDEX,
-    Approval,
+    ApprovalState,
     EffectState,
     EntryKind,
     Outcome,
@@ -32,9 +33,10 @@ from app.domain.model import (
     UndoState,
     UnknownVariant,
 )
-from tests.domain.world import ACTOR, RULES, START, command, kinds_of, new_compensation, new_draft, new_effect, new_entry, new_session, seen
+from app.domain.tools import Definition, Tool
+from tests.domain.world import RULES, command, kinds_of, new_approval, new_compensation, new_draft, new_effect, new_entry, new_session, seen
 
-APPROVAL = Approval(step_index=StepIndex(1), requested_by=ACTOR, requested_at=START, expires_at=START)
+APPROVAL = new_approval()
 DENY = replace(RULES, is_inline_allowed=False)
 
 # What a repeat is answered: under the same key, and without it (contract, "Repeats, by state of that step").
@@ -73,10 +75,11 @@ def decide_fresh(rules: InterceptRules = RULES, **changes: Any) -> tuple[object,
 def test_repeat_is_answered_from_state_when_the_step_is_known(state: EffectState, session: SessionState) -> None:
     """A repeat is judged by its own step alone, whatever became of the session, and changes nothing."""
     effect, entry = new_effect(state, error="declined", request_key="k-1"), new_entry()
+    asked = None if state is EffectState.EXECUTING else APPROVAL
     under_key, at_step = REPEATS[state]
     for is_keyed, expected in ((True, under_key), (False, at_step)):
         draft = new_draft(new_session(session))
-        met = seen(at_step=effect, under_key=effect if is_keyed else None, undo_of_repeat=entry, approval_of_repeat=APPROVAL)
+        met = seen(at_step=effect, under_key=effect if is_keyed else None, undo_of_repeat=entry, approval_of_repeat=asked)
         decision = intercept.decide(draft, command(request_key="k-1" if is_keyed else None), met, RULES)
         assert isinstance(decision, expected)
         assert draft.is_empty
@@ -87,6 +90,22 @@ def test_repeat_is_answered_from_state_when_the_step_is_known(state: EffectState
                 assert (error.code, error.facts["state"], error.facts["reason"]) == ("step_settled", state, "declined")
             case _:
                 assert decision.effect == effect
+
+
+@pytest.mark.parametrize("is_keyed", [True, False])
+def test_repeat_lets_nothing_go_ahead_when_its_call_was_released(is_keyed: bool) -> None:
+    """One approval is one release: not even the first request's key, nor a tool that bears repeating, gets another `execute`."""
+    effect = new_effect(EffectState.EXECUTING, request_key="k-1", tool_version=1)
+    met = seen(
+        tool=Tool(name="issue_credit", version=1, definition=Definition(reversibility=R.IRREVERSIBLE, is_idempotent=True)),
+        at_step=effect,
+        under_key=effect if is_keyed else None,
+        approval_of_repeat=new_approval(ApprovalState.RELEASED),
+    )
+    draft = new_draft(new_session())
+    decision = intercept.decide(draft, command(request_key="k-1" if is_keyed else None, compensation=None, reversibility=None), met, RULES)
+    assert decision == InFlight(effect=effect)
+    assert draft.is_empty
 
 
 @pytest.mark.parametrize("other", [{"tool": "send_mail"}, {"payload": b'{"amount": 2500}'}])
@@ -215,7 +234,7 @@ def test_call_is_parked_when_it_is_irreversible() -> None:
     decision = intercept.decide(draft, command(reversibility=R.IRREVERSIBLE, compensation=None), seen(), RULES)
     assert isinstance(decision, AwaitApproval)
     changes = draft.changes()
-    assert changes.approvals == (decision.approval,)
+    assert changes.approvals == (Change(before=None, after=decision.approval),)
     assert (decision.approval.expires_at - decision.approval.requested_at).total_seconds() == RULES.approval_ttl_seconds
     assert (changes.after.state, changes.after.last_step) == (SessionState.AWAITING_APPROVAL, 1)
     assert (changes.effects[0].after.state, changes.undo_entries, changes.calls) == (EffectState.AWAITING_APPROVAL, (), ())

@@ -1,14 +1,16 @@
 """What a report does in each state of its session and its effect, in time and late. Must not test how an unwind goes on."""
 
 from dataclasses import replace
+from datetime import timedelta
 from itertools import product
 
 import pytest
 
 from app.domain import outcomes
+from app.domain.errors import Conflict
 from app.domain.model import EffectState, EntryKind, HaltReason, Outcome, Reversibility, SessionState, UndoState
 from app.domain.outcomes import REPORTING_STATES, FailReport, Reported
-from tests.domain.world import AGREEMENT, code_of, kinds_of, new_draft, new_effect, new_entry, new_session
+from tests.domain.world import AGREEMENT, START, code_of, kinds_of, new_draft, new_effect, new_entry, new_session
 
 RESULT = b'{"credit_id":"c-1"}'
 OTHER = b'{"credit_id":"c-2"}'
@@ -265,6 +267,66 @@ def test_fail_session_ends_compensated_when_nothing_is_pending() -> None:
     assert outcomes.fail_session(draft, "the run failed", []) is None
     assert draft.session.state is SessionState.COMPENSATED
     assert kinds_of(draft) == [K.SESSION_FAILED, K.UNWOUND]
+
+
+def test_contradiction_is_no_news_when_the_call_was_a_read() -> None:
+    """Nothing of a read has to be undone, so it does not matter whether it happened."""
+    draft = new_draft(new_session())
+    failed = report_on(E.FAILED, None)
+    seen = replace(failed, effect=replace(failed.effect, reversibility=Reversibility.READ_ONLY))
+    assert code_of(outcomes.commit(draft, seen, RESULT)) == "not_executing"
+    assert draft.is_empty
+
+
+# The session's state -> what complete is answered; None: it is, or has become, completed.
+COMPLETES: dict[SessionState, str | None] = {
+    SessionState.ACTIVE: None,
+    SessionState.COMPLETED: None,
+    **{state: "session_not_active" for state in SessionState if state not in {SessionState.ACTIVE, SessionState.COMPLETED}},
+}
+
+
+@pytest.mark.parametrize(("session", "code"), COMPLETES.items())
+def test_complete_ends_repeats_or_is_refused_when_everything_is_settled(session: SessionState, code: str | None) -> None:
+    """A run that went well is over once: what could be undone is skipped, and a read of which nobody told the end did nothing."""
+    read = Reported(effect=new_effect(E.EXECUTING, 2, reversibility=Reversibility.READ_ONLY), undo_entry=None)
+    draft = new_draft(new_session(session))
+    assert code_of(outcomes.complete(draft, [report_on(E.COMMITTED), read])) == code
+    assert draft.is_empty is (session is not SessionState.ACTIVE)
+    if session is SessionState.ACTIVE:
+        changes = draft.changes()
+        assert (changes.after.state, changes.undo_entries[0].after.state) == (SessionState.COMPLETED, UndoState.SKIPPED)
+        assert [(change.after.step_index, change.after.state) for change in changes.effects] == [(2, E.FAILED)]
+        assert [entry.kind for entry in changes.entries] == [K.SKIPPED, K.COMPLETED]
+
+
+@pytest.mark.parametrize("state", sorted(outcomes.UNSETTLED))
+def test_complete_is_refused_when_a_call_is_not_settled(state: E) -> None:
+    """What may still happen, or may have happened, is nothing that went well; reads do not matter."""
+    draft = new_draft(new_session())
+    refusal = outcomes.complete(draft, [report_on(state)])
+    assert isinstance(refusal, Conflict)
+    assert (refusal.code, refusal.facts["unsettled"]) == (
+        "unsettled_effects",
+        [{"step_index": 1, "tool": "issue_credit", "state": state.value}],
+    )
+    assert draft.is_empty
+
+
+@pytest.mark.parametrize(("seconds", "is_past"), [(59.999, False), (60.0, True)])
+def test_complete_is_refused_when_the_deadline_is_past(seconds: float, is_past: bool) -> None:
+    """A run that is out of time is about to be failed, and cannot end well any more."""
+    draft = new_draft(new_session(deadline_at=START + timedelta(seconds=60)), START + timedelta(seconds=seconds))
+    assert code_of(outcomes.complete(draft, [])) == ("session_past_deadline" if is_past else None)
+    assert draft.is_empty is is_past
+
+
+@pytest.mark.parametrize("session", SessionState)
+def test_touch_is_refused_when_the_run_is_over(session: SessionState) -> None:
+    """A sign of life of a run that goes on, or waits for a person, is taken; it tells the journal nothing."""
+    draft = new_draft(new_session(session))
+    assert code_of(outcomes.touch(draft)) == (None if session in REPORTING_STATES else "session_not_active")
+    assert draft.is_empty
 
 
 def test_agreement_names_every_undo_state_when_compared() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.domain.egress import EgressPolicy
 from app.domain.json_text import dump, parse
-from app.domain.model import Compensation, OnUnknown, RetryPolicy, Reversibility, UnknownVariant
+from app.domain.model import Action, Compensation, OnUnknown, RetryPolicy, Reversibility, UnknownVariant
 from app.domain.tools import ApprovalRule, Definition, check, read, write
 
 UNDO = Compensation(url="https://ledger.example/undo", args=b"{}")
@@ -84,6 +84,39 @@ def test_undo_to_a_private_address_is_taken_when_the_deployment_allows_it() -> N
     assert place(definition, EgressPolicy.parse("127.0.0.0/8")) is None
 
 
+ACTION = Action(url="https://ledger.example/charge")
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        (Definition(reversibility=Reversibility.IRREVERSIBLE, action=ACTION), None),
+        (Definition(reversibility=Reversibility.COMPENSATABLE, compensation=UNDO, approval=APPROVALS[True], action=ACTION), None),
+        (
+            Definition(reversibility=Reversibility.COMPENSATABLE, compensation=UNDO, action=ACTION),
+            ("action_needs_approval", "/action"),
+        ),
+        (
+            Definition(reversibility=Reversibility.IRREVERSIBLE, action=Action(url="http://127.0.0.1/charge")),
+            ("url_refused", "/action/url"),
+        ),
+        (Definition(reversibility=Reversibility.IRREVERSIBLE, action=Action(url="ftp://ledger.example/")), ("url_refused", "/action/url")),
+    ],
+)
+def test_action_is_refused_when_it_could_never_be_sent(definition: Definition, expected: tuple[str, str] | None) -> None:
+    """The service runs what a person has released, and nothing that it may not call."""
+    assert place(definition) == expected
+
+
+def test_text_is_read_when_it_is_older_than_actions() -> None:
+    """What was registered before there were actions is the same registration after."""
+    definition = Definition(reversibility=Reversibility.IRREVERSIBLE)
+    older = parse(write(definition))
+    assert isinstance(older, dict)
+    del older["action"]
+    assert read(dump(older)) == definition
+
+
 def test_schema_fault_is_placed_below_its_member() -> None:
     """The pointer leads through the whole registration."""
     definition = Definition(reversibility=Reversibility.READ_ONLY, payload_schema=b'{"properties":{"a":{"type":1}}}')
@@ -103,6 +136,13 @@ POLICIES = st.builds(
     compensated_on=STATUSES,
 )
 ARGS = st.sampled_from([b"{}", b'{"z":1.10,"a":[1E+2,{"$ref":"result#/id"}]}', b"null", b"123456789012345678901234567890", b'"\\u0000"'])
+
+
+def without_statuses_of_undo(policy: RetryPolicy) -> RetryPolicy:
+    """Return the policy as an action may have it: no status means that something was undone."""
+    return replace(policy, compensated_on=frozenset())
+
+
 UNDOS = st.builds(
     Compensation,
     url=st.just("https://ledger.example/undo"),
@@ -121,6 +161,7 @@ DEFINITIONS = st.builds(
     payload_schema=st.sampled_from([None, b"{}", b"true", b"false", b'{"minimum":1.50,"type":"number"}']),
     compensation=st.none() | UNDOS,
     approval=st.none() | st.builds(ApprovalRule, is_required=st.booleans(), ttl_seconds=st.none() | st.integers(1, 10**6)),
+    action=st.none() | st.builds(Action, url=st.just("https://ledger.example/charge"), retry=POLICIES.map(without_statuses_of_undo)),
 )
 
 
@@ -140,4 +181,5 @@ def test_text_has_the_members_of_the_api_when_written() -> None:
         "payload_schema": None,
         "compensation": None,
         "approval": None,
+        "action": None,
     }

@@ -1,16 +1,11 @@
-"""Unwinding as a machine in a world without IO, and tables of single moves. Must not test what an HTTP status means: see `test_retry`."""
+"""What one due undo does next, before and after each attempt, move by move. Must not test what an HTTP status means: see `test_retry`."""
 
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from app.domain import intercept, outcomes, unwinding
-from app.domain.draft import Changes
-from app.domain.intercept import AwaitApproval, Execute
+from app.domain import unwinding
 from app.domain.model import (
     Compensation,
     EffectState,
@@ -18,258 +13,40 @@ from app.domain.model import (
     HaltReason,
     OnUnknown,
     Outcome,
-    OutgoingCall,
     RetryPolicy,
-    Reversibility,
     SessionState,
-    StepIndex,
     UndoState,
     UnknownVariant,
 )
-from app.domain.outcomes import REPORTING_STATES, FailReport
 from app.domain.retry import Attempt, Failure
-from app.domain.states import RESTING_STATES, UNWINDING_STATES
-from app.domain.unwinding import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Work, Yield
+from app.domain.sending import POISON_AFTER_INTERRUPTED, Rest, Send, Wait, Yield
+from app.domain.unwinding import Undoing
 from tests.domain.world import (
-    RULES,
+    ORCHESTRATOR,
     START,
     UNDO_URL,
     WitnessedDraft,
     World,
     answered,
     broken,
-    command,
     new_call,
     new_compensation,
     new_effect,
     new_entry,
     new_session,
-    seen,
 )
 
 OPEN_ARGS = b'{"credit":{"$ref":"result#/credit_id"}}'
 FORWARD_ARGS = b'{"forward_key":{"$ref":"effect#/forward_key"}}'
 BY_FORWARD_KEY = UnknownVariant(args=FORWARD_ARGS, url="https://ledger.example/undo/by-key")
-ORCHESTRATOR = "orchestrator"
 
-COMPENSATIONS: st.SearchStrategy[Compensation] = st.builds(
-    new_compensation,
-    args=st.sampled_from([b"{}", OPEN_ARGS, FORWARD_ARGS, b'{"amount":{"$ref":"payload#/amount"}}']),
-    unknown=st.sampled_from([None, BY_FORWARD_KEY]),
-    on_unknown=st.sampled_from(OnUnknown),
-    independent=st.booleans(),
-    retry=st.builds(
-        RetryPolicy,
-        max_retries=st.integers(0, 2),
-        initial_interval_ms=st.sampled_from([1, 100, 5_000]),
-        deadline_ms=st.sampled_from([1_000, 86_400_000]),
-        retry_on=st.sampled_from([frozenset(), frozenset({404})]),
-        compensated_on=st.sampled_from([frozenset(), frozenset({410})]),
-    ),
-)
-ATTEMPTS: st.SearchStrategy[Attempt] = st.one_of(
-    st.builds(
-        answered,
-        st.sampled_from([200, 204, 202, 202, 303, 400, 404, 408, 409, 410, 425, 429, 500, 503, 504]),
-        retry_after=st.sampled_from([None, "1", "7200", "rubbish"]),
-        location=st.sampled_from([None, "/jobs/7", "https://elsewhere.example/jobs/7", "http://["]),
-    ),
-    st.builds(broken, st.sampled_from([failure for failure in Failure if failure is not Failure.INTERRUPTED]), was_sent=st.booleans()),
-)
 DONE = answered(200)
 
 
-class Unwinding(RuleBasedStateMachine):
-    """An agent and a worker at one session, in any order, with any answers, crashes and late reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World(seed=1)
-        self.flying: Send | None = None
-        self.sent: dict[str, tuple[str | None, bytes | None, Outcome | None]] = {}
-        self.first_sends: list[int] = []
-
-    @initialize(
-        steps=st.lists(st.tuples(COMPENSATIONS, st.sampled_from([None, b'{"credit_id":"c-1"}', b"{}"])), max_size=5),
-        is_failed=st.booleans(),
-    )
-    def do_steps(self, steps: list[tuple[Compensation, bytes | None]], is_failed: bool) -> None:
-        """Begin in the middle of a run, or just after it failed: from nothing the interesting places are too far away."""
-        for compensation, result in steps:
-            self.ask(compensation=compensation, is_read=False)
-            if result is not None:
-                draft = self.world.draft()
-                outcomes.commit(draft, self.world.reported(self.world.session.last_step), result)
-                self.decide(draft)
-        if is_failed:
-            self.fail_run()
-
-    def decide(self, draft: WitnessedDraft) -> Changes:
-        """Write a decision and let time go on a little."""
-        changes = self.world.apply(draft)
-        self.world.now += timedelta(milliseconds=1)
-        return changes
-
-    def is_unwinding(self) -> bool:
-        """Tell whether a worker has something to do."""
-        return self.world.session.state in UNWINDING_STATES
-
-    @precondition(lambda self: self.world.session.state in REPORTING_STATES and self.world.session.last_step < 8)
-    @rule(compensation=st.none() | COMPENSATIONS, is_read=st.booleans())
-    def ask(self, compensation: Compensation | None, is_read: bool) -> None:
-        """Intercept another call: undoable, a read, or one that has to wait for a person."""
-        world = self.world
-        without = Reversibility.READ_ONLY if is_read else Reversibility.IRREVERSIBLE
-        asked = command(
-            step_index=StepIndex(world.session.last_step + 1),
-            compensation=compensation,
-            reversibility=without if compensation is None else Reversibility.COMPENSATABLE,
-        )
-        unsettled = [
-            e for e in world.effects.values() if e.state in outcomes.MOVABLE_OUTCOMES and e.reversibility is not Reversibility.READ_ONLY
-        ]
-        draft = world.draft()
-        decision = intercept.decide(draft, asked, seen(unsettled=unsettled), RULES)
-        if isinstance(decision, Execute | AwaitApproval):
-            assert world.session.state is SessionState.ACTIVE
-            self.decide(draft)
-        else:
-            assert draft.is_empty
-
-    @precondition(lambda self: self.world.effects)
-    @rule(data=st.data(), result=st.sampled_from([b'{"credit_id":"c-1"}', b"{}", b"null"]))
-    def commit(self, data: st.DataObject, result: bytes) -> None:
-        """Report that a call happened, in time or late."""
-        step = data.draw(st.sampled_from(sorted(self.world.effects)))
-        draft = self.world.draft()
-        outcomes.commit(draft, self.world.reported(step), result)
-        if not draft.is_empty:
-            self.decide(draft)
-
-    @precondition(lambda self: self.world.effects)
-    @rule(data=st.data(), outcome=st.sampled_from([Outcome.NOT_APPLIED, Outcome.UNKNOWN]))
-    def fail_one(self, data: st.DataObject, outcome: Outcome) -> None:
-        """Report that a call failed, in time or late."""
-        step = data.draw(st.sampled_from(sorted(self.world.effects)))
-        draft = self.world.draft()
-        outcomes.fail_effect(draft, self.world.reported(step), FailReport(outcome=outcome, error="it broke"), [])
-        if not draft.is_empty:
-            self.decide(draft)
-
-    @rule()
-    def fail_run(self) -> None:
-        """Fail the run, again and again."""
-        was_reporting = self.world.session.state in REPORTING_STATES
-        draft = self.world.draft()
-        assert outcomes.fail_session(draft, "the run failed", self.world.all_reported()) is None
-        assert draft.is_empty is not was_reporting
-        if was_reporting:
-            self.decide(draft)
-            assert all(effect.state is not EffectState.EXECUTING for effect in self.world.effects.values())
-
-    @precondition(lambda self: self.world.due_call() is not None and self.flying is None)
-    @rule()
-    def begin(self) -> None:
-        """Let a worker that holds the lease look at the due call, once it is due."""
-        call = self.due()
-        assert call.due_at is not None
-        self.world.now = max(self.world.now, call.due_at)
-        draft = self.world.draft(ORCHESTRATOR)
-        move = unwinding.begin(draft, self.world.work(call))
-        self.follow(self.decide(draft), move, call)
-
-    @precondition(lambda self: self.flying is not None)
-    @rule(attempt=ATTEMPTS, unit=st.floats(0, 1, exclude_max=True), may_go_on=st.booleans())
-    def answer(self, attempt: Attempt, unit: float, may_go_on: bool) -> None:
-        """Record what the attempt in flight came to."""
-        call = self.due()
-        self.flying = None
-        draft = self.world.draft(ORCHESTRATOR)
-        move = unwinding.record(draft, self.world.work(call, may_go_on=may_go_on), attempt, unit)
-        self.follow(self.decide(draft), move, call)
-
-    @precondition(lambda self: self.flying is not None)
-    @rule()
-    def crash(self) -> None:
-        """Lose the worker while its attempt is in flight."""
-        self.flying = None
-
-    @precondition(is_unwinding)
-    @rule(seconds=st.sampled_from([1, 3_600, 86_400]))
-    def wait(self, seconds: int) -> None:
-        """Let time pass."""
-        self.world.now += timedelta(seconds=seconds)
-
-    @invariant()
-    def is_never_forgotten(self) -> None:
-        """Check that a failed session has a call that is due, or is at an end that was told."""
-        if self.is_unwinding():
-            assert self.world.due_call() is not None
-        if self.world.session.state is SessionState.HALTED:
-            assert self.world.session.halt_reason is not None
-            assert self.world.entries[-1].kind in {EntryKind.HALTED, EntryKind.LATE_COMMIT, EntryKind.LATE_FAIL}
-
-    def due(self) -> OutgoingCall:
-        """Return the due call, which must be there."""
-        call = self.world.due_call()
-        assert call is not None
-        return call
-
-    def follow(self, changes: Changes, move: Move, before: OutgoingCall) -> None:
-        """Do what the worker does with a move, and check what a witness at the endpoint would."""
-        match move:
-            case Rest():
-                assert self.world.session.state in RESTING_STATES
-            case Wait(call=call, seconds=seconds):
-                assert seconds <= 3_600
-                assert call == self.world.calls[call.call_id]
-                assert call.due_at is not None
-                assert call.due_at <= max(call.deadline_at, self.world.now)
-            case Yield(call=call):
-                assert call == self.world.calls[call.call_id]
-                assert (call.due_at, call.attempts, call.is_attempt_open) == (changes.calls[-1].after.due_at, 0, False)
-            case Send(call=call):
-                self.flying = move
-                self.witness(changes, move, before if before.call_id == call.call_id else None)
-
-    def witness(self, changes: Changes, move: Send, before: OutgoingCall | None) -> None:
-        """Check a request that is about to leave: counted and kept already, frozen, newest first."""
-        call, item = move.call, move.item
-        assert call == self.world.calls[call.call_id], "what is sent is not what was written"
-        assert call.is_attempt_open
-        counted = (before.attempts, before.polls) if before else (0, 0)
-        assert (call.attempts, call.polls) == (counted[0] + (not move.is_poll), counted[1] + move.is_poll)
-        key = item.entry.idempotency_key
-        frozen = (call.url, call.body, call.outcome)
-        assert None not in frozen
-        if key not in self.sent:
-            assert self.world.stack[call.step_index].state is UndoState.RUNNING
-            assert all(call.step_index < earlier for earlier in self.first_sends), "not newest first"
-            assert any(entry.kind == EntryKind.COMPENSATING and entry.step == call.step_index for entry in changes.entries)
-            self.first_sends.append(call.step_index)
-        assert self.sent.setdefault(key, frozen) == frozen, "an undo changed between two sends"
-        assert b"$ref" not in (call.body or b""), "a half-filled undo is sent"
-
-    def teardown(self) -> None:
-        """Let everything be answered: a failed session must come to rest, with a journal that verifies."""
-        moves = 0
-        while self.is_unwinding():
-            moves += 1
-            assert moves < 100, "the unwind does not come to an end"
-            self.begin() if self.flying is None else self.answer(attempt=DONE, unit=0.5, may_go_on=True)
-        if self.world.session.failed_at is not None:
-            assert self.world.session.state in {SessionState.COMPENSATED, SessionState.HALTED}
-        self.world.verify()
-
-
-TestUnwinding = Unwinding.TestCase
-TestUnwinding.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, report_multiple_bugs=False)
-
-
-def due_work(compensation: Compensation | None = None, **call: Any) -> Work:
+def due_work(compensation: Compensation | None = None, **call: Any) -> Undoing:
     """Make the work of a session with one committed effect whose undo is due."""
     entry = new_entry(compensation=compensation or new_compensation())
-    return Work(
+    return Undoing(
         call=new_call(**call),
         item=unwinding.StackItem(entry=entry, effect=new_effect(EffectState.COMMITTED)),
         below=None,
@@ -277,7 +54,7 @@ def due_work(compensation: Compensation | None = None, **call: Any) -> Work:
     )
 
 
-def sent_work(compensation: Compensation | None = None, effect: EffectState = EffectState.COMPENSATING, **call: Any) -> Work:
+def sent_work(compensation: Compensation | None = None, effect: EffectState = EffectState.COMPENSATING, **call: Any) -> Undoing:
     """Make the work of a session whose one undo was sent once, and has not been answered yet."""
     sent = {
         "url": UNDO_URL,
@@ -288,7 +65,7 @@ def sent_work(compensation: Compensation | None = None, effect: EffectState = Ef
         "first_sent_at": START,
     }
     entry = new_entry(UndoState.RUNNING, compensation=compensation or new_compensation())
-    return Work(
+    return Undoing(
         call=new_call(**{**sent, **call}),
         item=unwinding.StackItem(entry=entry, effect=new_effect(effect)),
         below=None,
@@ -338,7 +115,7 @@ def test_begin_freezes_or_halts_when_an_entry_is_first_sent(
     work = due_work(compensation)
     item = unwinding.StackItem(entry=work.item.entry, effect=new_effect(state, result=result))
     draft = draft_of(SessionState.FAILED)
-    move = unwinding.begin(draft, Work(call=work.call, item=item, below=None, has_failed_entries=False))
+    move = unwinding.begin(draft, Undoing(call=work.call, item=item, below=None, has_failed_entries=False))
     changes = draft.changes()
     if isinstance(expected, HaltReason):
         assert isinstance(move, Rest)
@@ -379,7 +156,7 @@ def test_begin_sends_nothing_when_there_is_nothing_left_to_undo(session: Session
     work = due_work()
     item = unwinding.StackItem(entry=new_entry(entry), effect=work.item.effect)
     draft = draft_of(session)
-    move = unwinding.begin(draft, Work(call=work.call, item=item, below=None, has_failed_entries=False))
+    move = unwinding.begin(draft, Undoing(call=work.call, item=item, below=None, has_failed_entries=False))
     changes = draft.changes()
     assert isinstance(move, Rest)
     assert changes.after.state is expected
@@ -458,7 +235,7 @@ def test_record_goes_past_a_failed_entry_when_it_is_independent_only(independent
     upper = sent_work(new_compensation(independent=independent))
     item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2, compensation=upper.item.entry.compensation), effect=upper.item.effect)
     draft = draft_of(SessionState.COMPENSATING)
-    move = unwinding.record(draft, Work(call=upper.call, item=item, below=below, has_failed_entries=False), answered(400), 0.5)
+    move = unwinding.record(draft, Undoing(call=upper.call, item=item, below=below, has_failed_entries=False), answered(400), 0.5)
     states = {change.after.stack_position: change.after.state for change in draft.changes().undo_entries}
     if independent:
         assert isinstance(move, Send)
@@ -473,7 +250,7 @@ def test_record_yields_the_next_entry_when_the_worker_may_not_go_on() -> None:
     below = unwinding.StackItem(entry=new_entry(step=1), effect=new_effect(EffectState.COMMITTED))
     upper = sent_work()
     item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2), effect=upper.item.effect)
-    work = Work(call=upper.call, item=item, below=below, has_failed_entries=False, may_go_on=False)
+    work = Undoing(call=upper.call, item=item, below=below, has_failed_entries=False, may_go_on=False)
     draft = draft_of(SessionState.COMPENSATING)
     move = unwinding.record(draft, work, DONE, 0.5)
     assert isinstance(move, Yield)
@@ -501,11 +278,52 @@ def test_next_destination_is_where_the_entry_below_goes_when_it_is_sent(url: str
     )
     upper = sent_work()
     item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2), effect=upper.item.effect)
-    work = Work(call=upper.call, item=item, below=below, has_failed_entries=False)
+    work = Undoing(call=upper.call, item=item, below=below, has_failed_entries=False)
     assert unwinding.next_destination(work) == destination
     move = unwinding.record(draft_of(SessionState.COMPENSATING), work, DONE, 0.5)
     assert isinstance(move, Send)
     assert move.call.destination == destination
+
+
+def test_next_destination_is_where_the_entry_below_was_sent_when_it_is_sent_again() -> None:
+    """An address is frozen with the bytes: what a person has retried goes where it went before, or where that person said."""
+    sent = {"url": "https://moved.example:8443/undo", "body": b"{}", "outcome": Outcome.COMMITTED, "attempts": 1, "first_sent_at": START}
+    call = new_call(1, destination="moved.example:8443", **sent)
+    below = unwinding.StackItem(
+        entry=new_entry(step=1), effect=new_effect(EffectState.COMPENSATION_FAILED), call=call, newest=new_compensation(url=UNDO_URL)
+    )
+    upper = sent_work()
+    item = unwinding.StackItem(entry=new_entry(UndoState.RUNNING, 2), effect=upper.item.effect)
+    work = Undoing(call=upper.call, item=item, below=below, has_failed_entries=False)
+    assert unwinding.next_destination(work) == "moved.example:8443"
+    move = unwinding.record(draft_of(SessionState.COMPENSATING), work, DONE, 0.5)
+    assert isinstance(move, Send)
+    assert (move.call.url, move.call.destination, move.call.attempts) == ("https://moved.example:8443/undo", "moved.example:8443", 2)
+
+
+# The failed entries, and whether each is independent; between the undo of step 5 and the pending one of step 2 -> whether that may begin.
+BETWEEN: list[tuple[dict[int, bool], bool]] = [
+    ({}, True),
+    ({3: True}, True),
+    ({3: False}, False),
+    ({4: True, 3: False}, False),
+    ({4: True, 3: True}, True),
+    ({7: False, 1: False}, True),
+]
+
+
+@pytest.mark.parametrize(("failed", "may_begin"), BETWEEN)
+def test_next_below_is_held_up_when_one_between_has_failed(failed: dict[int, bool], may_begin: bool) -> None:
+    """Newest first: what failed below an undo that was retried is older than nothing that may be begun now."""
+
+    def item(step: int, state: UndoState, *, independent: bool = False) -> unwinding.StackItem:
+        entry = new_entry(state, step, compensation=new_compensation(independent=independent))
+        return unwinding.StackItem(entry=entry, effect=new_effect(EffectState.COMMITTED, step))
+
+    upper, pending = item(5, UndoState.RUNNING), item(2, UndoState.PENDING)
+    failures = [item(step, UndoState.FAILED, independent=independent) for step, independent in failed.items()]
+    assert unwinding.next_below(upper, pending, failures) is (pending if may_begin else None)
+    assert unwinding.next_below(upper, None, failures) is None
 
 
 def test_next_destination_is_none_when_nothing_is_pending_below() -> None:

@@ -12,7 +12,7 @@ from app.domain.draft import Draft
 from app.domain.model import EffectState, HaltReason, Outcome, SessionState, UndoState
 from app.domain.outcomes import FailReport, Reported
 from app.domain.retry import Attempt
-from app.domain.unwinding import StackItem, Work
+from app.domain.unwinding import StackItem, Undoing
 from app.engine.events import announce, announce_state
 from tests.domain.world import START, UNDO_URL, answered, new_call, new_compensation, new_draft, new_effect, new_entry, new_session
 
@@ -30,7 +30,7 @@ def announced(draft: Draft) -> dict[str, Mapping[str, Any]]:
 def refuse(attempt: Attempt, attempts: int) -> Draft:
     """Record a final answer to the one undo of a session; agent and endpoint put a secret wherever they can."""
     compensation = new_compensation(f'{{"token":"{SECRET}"}}'.encode(), url=f"{UNDO_URL}/{SECRET}", description=SECRET)
-    work = Work(
+    work = Undoing(
         call=new_call(
             url=compensation.url,
             body=compensation.args,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from app.domain.model import CallId, OrgName, SessionId
+from app.domain.model import CallId, CallKind, OrgName, SessionId
 from app.engine.unwind import Holding
 from app.storage.calls import Claim
 from tests.conftest import StartService
@@ -89,7 +89,14 @@ def test_worker_goes_on_when_there_is_room(
     *, is_stopping: bool, destination: str | None, has_room: bool, goes_on: bool, reserved: str | None
 ) -> None:
     """At the same destination its own place becomes free; elsewhere it keeps one before anybody else can."""
-    claim = Claim(OrgName("acme"), SessionId("s"), CallId(UUID(int=1)), "here:443", 1)
+    claim = Claim(
+        org=OrgName("acme"),
+        session_id=SessionId("s"),
+        call_id=CallId(UUID(int=1)),
+        kind=CallKind.UNDO,
+        destination="here:443",
+        epoch=1,
+    )
     holding = Holding(claim=claim, has_room=lambda _: has_room, is_stopping=is_stopping)
     assert holding.may_go_on(destination) is goes_on
     assert holding.reserved == reserved

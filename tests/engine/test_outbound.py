@@ -19,7 +19,7 @@ from app.domain.egress import EgressPolicy
 from app.domain.retry import Attempt, Failure
 from app.engine import transport
 from app.engine.clock import SystemClock
-from app.engine.outbound import MAX_EXCERPT_BYTES, Outbound, OutgoingRequest
+from app.engine.outbound import MAX_EXCERPT_BYTES, MAX_RESPONSE_BYTES, Outbound, OutgoingRequest
 from app.engine.transport import MAX_CONNECTIONS, Resolve, resolve_by_system
 from tests.fakes import EndpointProcess, FakeEndpoint, Mode, Reply
 
@@ -176,6 +176,7 @@ async def test_status_counts_when_the_answer_is_complete(endpoint: FakeEndpoint,
         location="/jobs/1",
         detail='{"error":"x"}',
         duration_ms=attempt.duration_ms,
+        body=b'{"error":"x"}',
     )
 
 
@@ -185,7 +186,7 @@ async def test_status_counts_when_there_is_no_body(endpoint: FakeEndpoint, door:
 
     attempt = await door.send(request_to(endpoint.url("/undo")))
 
-    assert (attempt.status, attempt.detail, attempt.location, attempt.retry_after) == (204, "", None, None)
+    assert (attempt.status, attempt.detail, attempt.location, attempt.retry_after, attempt.body) == (204, "", None, None, b"")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ async def test_answer_is_cut_when_it_never_ends(endpoint: FakeEndpoint, door: Ou
     _now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert (attempt.status, len(attempt.detail)) == (200, MAX_EXCERPT_BYTES)
+    assert (attempt.status, len(attempt.detail), len(attempt.body)) == (200, MAX_EXCERPT_BYTES, MAX_RESPONSE_BYTES)
     assert peak < 4 * 2**20, "the endpoint's own buffers included"
     await endpoint.wait_for_closed_connections(1)
 
@@ -254,6 +255,7 @@ async def test_answer_is_cut_when_it_is_five_megabytes(endpoint: FakeEndpoint, d
 
     assert attempt.status == 500
     assert attempt.detail == "<p>" + "x" * (MAX_EXCERPT_BYTES - 3)
+    assert attempt.body == b"<p>" + b"x" * (MAX_RESPONSE_BYTES - 3)
 
 
 async def test_body_is_not_unpacked_when_it_is_compressed(endpoint: FakeEndpoint, door: Outbound) -> None:
@@ -267,7 +269,7 @@ async def test_body_is_not_unpacked_when_it_is_compressed(endpoint: FakeEndpoint
     _now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    assert (attempt.status, attempt.detail) == (502, "(a body in gzip, not shown)")
+    assert (attempt.status, attempt.detail, attempt.body) == (502, "(a body in gzip, not shown)", b"")
     assert peak < 2 * 2**20
 
 
@@ -278,6 +280,7 @@ async def test_detail_is_text_when_the_body_is_not(endpoint: FakeEndpoint, door:
     attempt = await door.send(request_to(endpoint.url("/undo")))
 
     assert attempt.detail == "caf\ufffd \x1b[31m"
+    assert attempt.body == b"caf\xe9 \x1b[31m"
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

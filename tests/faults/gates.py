@@ -24,8 +24,12 @@ END $$
 """
 
 
+WAITERS = "SELECT {what} FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+LOCK_SQL = "SELECT FROM sessions WHERE session_id = ANY ($1::text[]) FOR UPDATE"
+
+
 class Place(StrEnum):
-    """Where a transaction that writes a journal entry is held.
+    """Where a transaction that writes what a gate stands in the way of is held.
 
     `statement`: it has not been told to commit; killing its client undoes it. `commit`: it has, and will, whatever becomes of its client.
     """
@@ -65,16 +69,50 @@ class Gate:
 @asynccontextmanager
 async def shut_gate(database_url: str, session_id: str, kind: EntryKind, step: int | None, place: Place) -> AsyncIterator[Gate]:
     """Shut a gate in the way of one kind of journal entry of one session; it is open for good at the end."""
+    condition = f"NEW.session_id = '{session_id}' AND NEW.kind = '{kind}' AND NEW.step IS NOT DISTINCT FROM {step or 'NULL'}"
+    async with _shut(database_url, "INSERT ON journal", condition, place) as gate:
+        yield gate
+
+
+@asynccontextmanager
+async def shut_attempt_gate(database_url: str, session_id: str, place: Place) -> AsyncIterator[Gate]:
+    """Shut a gate in the way of the count of an attempt, which is no journal entry; it is open for good at the end."""
+    condition = f"NEW.session_id = '{session_id}' AND NEW.is_attempt_open AND NOT OLD.is_attempt_open"
+    async with _shut(database_url, "UPDATE ON outgoing_calls", condition, place) as gate:
+        yield gate
+
+
+@asynccontextmanager
+async def _shut(database_url: str, event: str, condition: str, place: Place) -> AsyncIterator[Gate]:
     key = 1 + randbelow(2**31 - 1)
     async with owner_connection(database_url) as connection:
         await connection.execute(GATE_FUNCTION)
         await connection.execute(f"SELECT pg_advisory_lock({key})")
         await connection.execute(
-            f"CREATE CONSTRAINT TRIGGER gate_{key} AFTER INSERT ON journal DEFERRABLE INITIALLY {place} FOR EACH ROW "
-            f"WHEN (NEW.session_id = '{session_id}' AND NEW.kind = '{kind}' AND NEW.step IS NOT DISTINCT FROM {step or 'NULL'}) "
-            f"EXECUTE FUNCTION wait_at_gate({key})"
+            f"CREATE CONSTRAINT TRIGGER gate_{key} AFTER {event} DEFERRABLE INITIALLY {place} FOR EACH ROW "
+            f"WHEN ({condition}) EXECUTE FUNCTION wait_at_gate({key})"
         )
         yield Gate(connection=connection, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Sessions whose rows are locked by `connection`, in its transaction; `watcher` is another one, to look from."""
+
+    connection: Connection
+    watcher: Connection
+
+    async def until_waiting(self, count: int) -> None:
+        """Return once so many transactions wait for a lock."""
+        await wait_until(self.watcher, f"({WAITERS.format(what='count(*)')}) >= {count}")
+
+
+@asynccontextmanager
+async def hold_sessions(database_url: str, *session_ids: str) -> AsyncIterator[Hold]:
+    """Hold sessions' locks as a stuck client of the database would; they are free, and what was written is committed, at the end."""
+    async with owner_connection(database_url) as watcher, owner_connection(database_url) as connection, connection.transaction():
+        await connection.execute(LOCK_SQL, list(session_ids))
+        yield Hold(connection=connection, watcher=watcher)
 
 
 async def wait_until(connection: Connection, condition: str) -> None:

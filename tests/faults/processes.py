@@ -43,6 +43,7 @@ class ServiceProcess:
         self.agent: Client
         self.operator: Client
         self.auditor: Client
+        self.admin: Client
         self._keys = keys
         self._directory = directory
         self._is_warm = is_warm
@@ -82,7 +83,7 @@ class ServiceProcess:
         if self._is_warm:
             self._process.stdin.write(b"\n")
         serving = await self.wait_for_event("serving", START_SECONDS)
-        for role in (Role.AGENT, Role.OPERATOR, Role.AUDITOR):
+        for role in Role:
             http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{serving['port']}", trust_env=False, timeout=END_SECONDS)
             self._clients.append(http)
             setattr(self, role.value, Client(http=http, key=self._keys[role]))
@@ -185,7 +186,7 @@ class Relay:
 
 async def make_keys(database_url: str) -> Keys:
     """Make one key per role for the processes of one database."""
-    return {role: await make_principal_key(database_url, role, f"{role}-1") for role in (Role.AGENT, Role.OPERATOR, Role.AUDITOR)}
+    return {role: await make_principal_key(database_url, role, f"{role}-1") for role in Role}
 
 
 def _ends_with_this_process() -> list[str]:

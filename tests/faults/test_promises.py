@@ -18,10 +18,11 @@ from app.storage.calls import Claim
 from app.storage.changes import Lease
 from app.storage.database import open_database
 from tests.conftest import StartService
-from tests.factories import ORG, Client, do_step, owner_connection, undo_at
+from tests.factories import ORG, Client, do_step, owner_connection, park, undo_at
 from tests.fakes import FakeEndpoint, Reply
-from tests.faults.gates import Place, shut_gate
+from tests.faults.gates import Place, hold_sessions, shut_gate
 from tests.faults.judgement import assert_undone, do_steps
+from tests.probes import fetch, spoil
 
 # How long an answer that must not come is waited for: many times what one takes.
 SILENCE_SECONDS = 0.3
@@ -145,7 +146,116 @@ async def test_a_conflict_is_waited_out_when_an_earlier_attempt_may_still_run(se
     assert len(endpoint.requests("/refuses")) == 1
 
 
-ORG_TABLES = ("orgs", "keys", "sessions", "effect_log", "undo_stack", "outgoing_calls", "journal")
+PAYLOAD = '{"amount":"100","to":"alice"}'
+
+
+def refusal(answer: httpx.Response) -> tuple[int, str | None]:
+    """Return status and code; None where it is no refusal."""
+    return answer.status_code, answer.json().get("code")
+
+
+async def test_nothing_is_released_when_other_bytes_are_presented(services: StartService, endpoint: FakeEndpoint) -> None:
+    """One digit more: refused, told in the journal, and what the run did before is undone."""
+    service = await services()
+    keys = await do_steps(service.agent, endpoint, "run", 1)
+    await park(service.agent, "run", 2, PAYLOAD)
+    (await service.operator.approve("run", 2)).raise_for_status()
+    answer = await service.agent.resume("run", 2, PAYLOAD.replace("100", "1000"))
+    assert refusal(answer) == (409, "payload_changed"), "only the approved bytes go ahead"
+    assert "PAYLOAD_MISMATCH" in await service.auditor.kinds("run")
+    await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+
+
+DECISIONS: dict[str, tuple[EntryKind, Verb]] = {
+    "approve": (EntryKind.APPROVED, lambda operator: operator.approve("run", 1)),
+    "reject": (EntryKind.REJECTED, lambda operator: operator.reject("run", 1, then="continue")),
+    "resume": (EntryKind.INTENT, lambda operator: operator.resume("run", 1, PAYLOAD)),
+}
+
+
+@pytest.mark.parametrize("verb", DECISIONS)
+async def test_nothing_is_said_of_a_decision_when_its_commit_has_not_ended(verb: str, services: StartService, database_url: str) -> None:
+    """Neither the person nor the one who resumes is answered, nor is anybody else shown it, while it could still be undone."""
+    kind, decide = DECISIONS[verb]
+    service = await services(has_orchestrator=False)
+    await park(service.agent, "run", 1, PAYLOAD)
+    if verb == "resume":
+        (await service.operator.approve("run", 1)).raise_for_status()
+    before = await service.operator.effect("run", 1)
+    async with shut_gate(database_url, "run", kind, 1, Place.COMMIT) as gate:
+        deciding = asyncio.create_task(decide(service.operator))
+        await gate.is_reached()
+        answered, _ = await asyncio.wait({deciding}, timeout=SILENCE_SECONDS)
+        assert not answered, "answered before the commit"
+        assert await service.operator.effect("run", 1) == before
+        await gate.open()
+        assert (await deciding).status_code == 200
+    assert (await service.auditor.kinds("run"))[-1] == kind
+
+
+SAY_APPROVED_SQL = """
+WITH approval AS (
+  UPDATE approvals SET state = 'approved', decided_at = clock_timestamp(), decided_by = 'forger'
+)
+UPDATE effect_log SET state = 'approved'
+"""
+# As good a copy as can be had without the chain: the very bytes that were asked about, under the next number.
+PUT_BESIDE_SQL = """
+INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
+SELECT org, session_id, seq + 1, 'APPROVED', step, 'operator:forger', at, body, content, hash, sha256(hash)
+FROM journal
+WHERE kind = 'AWAITING_APPROVAL'
+"""
+
+
+async def test_nothing_is_released_when_the_journal_has_no_approval(services: StartService, database_url: str) -> None:
+    """Rows that say approved are no approval, and neither is an entry that somebody put beside the chain."""
+    service = await services(has_orchestrator=False)
+    await park(service.agent, "run", 1, PAYLOAD)
+    for forge in (SAY_APPROVED_SQL, PUT_BESIDE_SQL):
+        await spoil(database_url, forge)
+        assert (await service.operator.effect("run", 1))["state"] == "approved"
+        for client in (service.agent, service.operator):
+            answer = await client.resume("run", 1, PAYLOAD)
+            assert refusal(answer) == (409, "not_approved"), "no APPROVED entry, no release"
+        assert (await service.agent.session("run"))["state"] == "awaiting_approval"
+
+
+async def test_nothing_is_approved_when_it_is_not_pending(services: StartService, database_url: str) -> None:
+    """Cancelled, rejected, expired, approved, released: whatever has been said stands, and is told to whoever comes after it."""
+    service = await services(has_orchestrator=False, sweep_seconds=3_600)
+    acts: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
+        "cancelled": lambda: service.agent.fail("cancelled"),
+        "rejected": lambda: service.operator.reject("rejected", 1),
+        "expired": lambda: fetch(database_url, "UPDATE approvals SET expires_at = clock_timestamp() WHERE session_id = 'expired'"),
+        "approved": lambda: service.operator.approve("approved", 1),
+    }
+    for state, act in acts.items():
+        await park(service.agent, state, 1, PAYLOAD)
+        await act()
+        answer = await service.admin.approve(state, 1)
+        assert refusal(answer) == (409, "already_decided"), "only a pending question can be answered"
+        assert answer.json()["state"] == state
+        assert (await service.auditor.kinds(state)).count("APPROVED") == (state == "approved")
+    (await service.agent.resume("approved", 1, PAYLOAD)).raise_for_status()
+    assert (await service.admin.approve("approved", 1)).json()["state"] == "released"
+
+
+async def test_nothing_is_released_when_its_turn_comes_after_the_expiry(services: StartService, database_url: str) -> None:
+    """The request began before the moment, and waited for the session's lock until after it."""
+    service = await services(has_orchestrator=False, sweep_seconds=3_600)
+    await park(service.agent, "run", 1, PAYLOAD)
+    (await service.operator.approve("run", 1)).raise_for_status()
+    async with asyncio.TaskGroup() as group, hold_sessions(database_url, "run") as hold:
+        asking = group.create_task(service.agent.resume("run", 1, PAYLOAD))
+        await hold.until_waiting(1)
+        await hold.connection.execute("UPDATE approvals SET expires_at = clock_timestamp()")
+        await hold.connection.execute("UPDATE sessions SET revision = revision + 1")
+    assert refusal(asking.result()) == (409, "approval_expired"), "the moment of the turn counts"
+    assert (await service.agent.effect("run", 1))["state"] == "expired"
+
+
+ORG_TABLES = ("orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
 
 
 async def test_rows_are_out_of_sight_when_they_are_another_orgs(services: StartService, database_url: str, endpoint: FakeEndpoint) -> None:
@@ -153,6 +263,7 @@ async def test_rows_are_out_of_sight_when_they_are_another_orgs(services: StartS
     service = await services()
     keys = await do_steps(service.agent, endpoint, "run", 1)
     await assert_undone(service.agent, service.auditor, endpoint, "run", keys)
+    await park(service.agent, "waits", 1, PAYLOAD)
     seen: dict[str, set[str]] = {}
     async with open_database(database_url, size=1, application_name="tests") as database:
         for org in (ORG, "globex"):

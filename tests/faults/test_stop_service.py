@@ -16,6 +16,7 @@ from tests.faults.processes import ServiceProcess
 
 LONG_LEASE_SECONDS = 60.0  # whoever goes on within the test did not wait for it to run out
 END_GRACE_SECONDS = 10.0
+UNHURRIED_MS = 30_000  # an attempt that is held here must not be over before a process has ended, however busy the machine
 
 
 async def _at_work(database_url: str, replicas: list[ServiceProcess]) -> tuple[ServiceProcess, ServiceProcess]:
@@ -54,7 +55,8 @@ async def test_another_replica_goes_on_at_once_when_one_is_told_to_stop(
 
 async def test_a_stalled_replica_changes_nothing_when_another_has_taken_over(processes: StartProcess, database_url: str) -> None:
     """SIGSTOP past the lease with an undo in flight: the other sends the same bytes, and what the first learns afterwards is void."""
-    replicas = list(await asyncio.gather(processes(), processes()))
+    settings = {"attempt_timeout_ms": UNHURRIED_MS}
+    replicas = list(await asyncio.gather(processes(**settings), processes(**settings)))
     first_answer, second_answer = asyncio.Event(), asyncio.Event()
     async with FakeEndpoint({"/undo/2": [Reply(gate=first_answer), Reply(gate=second_answer)]}) as endpoint:
         keys = await do_steps(replicas[0].agent, endpoint, "run", 2)

@@ -8,9 +8,12 @@ from app.domain.draft import Draft, Surroundings
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import Execute, InterceptRules
 from app.domain.model import OrgName, Principal, Role, SessionId, StepIndex
-from app.engine.forward import Ask, Forward
+from app.domain.sending import Move
+from app.domain.unwinding import Undoing
+from app.engine.forward import Forward
+from app.engine.verbs import Ask, Verbs
 from app.storage import calls, changes
-from app.storage.calls import Claim
+from app.storage.calls import Claim, LockedCall
 from app.storage.changes import Lease
 from app.storage.database import Database
 from tests.domain.world import command, new_compensation
@@ -31,7 +34,7 @@ def agent_of(org: OrgName, subject: str = "robot-1") -> Principal:
 
 def verbs(database: Database) -> Forward:
     """Return the agent's verbs."""
-    return Forward(database=database, rules=RULES, idle_seconds=600)
+    return Forward(verbs=Verbs(database=database), rules=RULES, idle_seconds=600)
 
 
 async def do_steps(database: Database, session_id: SessionId, count: int, org: OrgName = ACME, **compensation: Any) -> list[Execute]:
@@ -57,14 +60,21 @@ async def claim(database: Database, lease: Lease = LEASE, limit: int = 10) -> li
         return await calls.claim(connection, lease, limit, [])
 
 
-async def begin(database: Database, claimed: Claim, lease: Lease = LEASE) -> unwinding.Move:
+async def begin(database: Database, claimed: Claim, lease: Lease = LEASE) -> Move:
     """Let a worker count its next attempt, and go no further."""
     async with database.transaction(claimed.org) as tx:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
-        move = unwinding.begin(draft, locked.work)
+        move = unwinding.begin(draft, undoing(locked))
         await changes.write(tx, [draft.changes()], lease=lease)
     return move
+
+
+def undoing(locked: LockedCall) -> Undoing:
+    """Return the work of a locked call that is an undo."""
+    if not isinstance(locked.work, Undoing):
+        raise TypeError(f"expected an undo, found {locked.work}")
+    return locked.work
 
 
 def surroundings(now: datetime) -> Surroundings:

@@ -3,20 +3,23 @@
 import asyncio
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
-from app.domain import intercept, unwinding
+from app.domain import approval, intercept, unwinding
+from app.domain.approval import Approve
 from app.domain.draft import Changes, Draft
-from app.domain.model import EffectState, SessionId, SessionState, StepIndex, UndoState
-from app.domain.unwinding import Send, Wait
-from app.storage import calls, changes, sessions
+from app.domain.model import Approval, ApprovalState, EffectState, Reversibility, SessionId, SessionState, StepIndex, UndoState
+from app.domain.outcomes import Reported
+from app.domain.sending import Send, Wait
+from app.storage import calls, changes, sessions, views
 from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, Transaction, WriteConflict, listen
 from app.storage.sessions import Wanted
 from tests.domain.world import answered, command, seen
 from tests.factories import owner_connection
-from tests.storage.acts import ACME, LEASE, RULES, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, verbs
+from tests.storage.acts import ACME, LEASE, RULES, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
 
 TABLES = ("sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
 
@@ -64,7 +67,7 @@ async def test_write_refuses_and_writes_nothing_when_a_guard_does_not_hold(datab
     async with database.transaction(ACME) as tx:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
-        unwinding.begin(draft, locked.work)
+        unwinding.begin(draft, undoing(locked))
     changed = draft.changes()
     for guard, wrong in stale(changed).items():
         with pytest.raises(WriteConflict):
@@ -87,6 +90,68 @@ async def test_write_takes_a_decision_once_when_it_is_written_twice(database: Da
     with pytest.raises(WriteConflict):
         async with database.transaction(ACME) as tx:
             await changes.write(tx, [draft.changes()])
+
+
+async def park(database: Database) -> None:
+    """Put a question to a person about step 1."""
+    asked = command(reversibility=Reversibility.IRREVERSIBLE, compensation=None)
+    await verbs(database).intercept(agent_of(ACME), RUN, asked)
+
+
+async def decide(tx: Transaction) -> tuple[Changes, Approval]:
+    """Lock the parked call and approve it."""
+    draft, locked = await draft_of(tx)
+    (found,) = locked.effects
+    seen_by = Reported(effect=found.effect, undo_entry=None, approval=found.approval)
+    approved = approval.approve(draft, seen_by, [seen_by], Approve(by="boss-1", reason="looks right", claimed_approver="the boss"))
+    assert isinstance(approved, Reported)
+    assert approved.approval is not None
+    return draft.changes(), approved.approval
+
+
+async def test_decision_is_not_written_when_the_question_stands_elsewhere_than_it_saw(database: Database, database_url: str) -> None:
+    """The state that the person saw guards the row by itself; where it holds, what is kept is what was decided."""
+    await park(database)
+    async with database.transaction(ACME) as tx:
+        changed, decided = await decide(tx)
+    before = await all_rows(database_url)
+    (change,) = changed.approvals
+    assert change.before is not None
+    wrong = replace(changed, approvals=(replace(change, before=replace(change.before, state=ApprovalState.CANCELLED)),))
+    with pytest.raises(WriteConflict):
+        async with database.transaction(ACME) as tx:
+            await changes.write(tx, [wrong])
+    assert await all_rows(database_url) == before
+    async with database.transaction(ACME) as tx:
+        await changes.write(tx, [changed])
+    async with database.transaction(ACME) as tx:
+        _, locked = await draft_of(tx)
+    assert [found.approval for found in locked.effects] == [decided]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (ApprovalState.REJECTED, {"is_continued": True, "reason": "no"}),
+        (ApprovalState.CANCELLED, {}),
+        (ApprovalState.RELEASED, {"released_to": "boss-2", "release_key": "k-9"}),
+    ],
+)
+async def test_answer_comes_back_as_it_was_given_when_it_is_read(database: Database, state: ApprovalState, said: dict[str, Any]) -> None:
+    """Every column of a decision and of a release is kept, and read where decisions are made and where they are shown."""
+    await park(database)
+    async with database.transaction(ACME) as tx:
+        draft, locked = await draft_of(tx)
+        (found,) = locked.effects
+        assert found.approval is not None
+        times = {"decided_at": draft.now, "released_at": draft.now if "released_to" in said else None}
+        given = draft.change_approval(found.approval, state, decided_by="boss-1", claimed_approver="the boss", **times, **said)
+        await changes.write(tx, [draft.changes()])
+    async with database.transaction(ACME) as tx:
+        _, locked = await draft_of(tx)
+        shown = await views.step_view(tx, agent_of(ACME), RUN, STEP)
+    assert [found.approval for found in locked.effects] == [given]
+    assert shown.approval == given
 
 
 async def write_all(database: Database, ids: list[SessionId], *, stale_revision: int | None = None) -> None:
@@ -181,7 +246,7 @@ async def test_a_call_survives_when_its_polls_are_cut_off_again_and_again(databa
     async with database.transaction(ACME) as tx:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
-        move = unwinding.record(draft, locked.work, answered(202, location="/jobs/7"), 0.5)
+        move = unwinding.record(draft, undoing(locked), answered(202, location="/jobs/7"), 0.5)
         await changes.write(tx, [draft.changes()], lease=LEASE)
     assert isinstance(move, Wait)
     for polls in range(1, 5):

@@ -8,6 +8,7 @@ from app.domain import unwinding
 from app.domain.draft import Draft
 from app.domain.intercept import Execute
 from app.domain.model import EffectState, SessionId, SessionState, StepIndex
+from app.domain.sending import Rest, Send
 from app.engine.forward import Forward
 from app.storage import calls, changes, sessions
 from app.storage.calls import Claim
@@ -15,7 +16,7 @@ from app.storage.database import Database
 from app.storage.sessions import Wanted
 from tests.domain.world import answered, command, new_compensation
 from tests.factories import owner_connection
-from tests.storage.acts import ACME, LEASE, RESULT, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, verbs
+from tests.storage.acts import ACME, LEASE, RESULT, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
 
 PATIENCE_SECONDS = 10.0
 OTHER_RUN = SessionId("run-2")
@@ -106,7 +107,7 @@ async def test_lock_call_reads_what_a_late_commit_wrote_when_it_had_to_wait(data
         draft.move_effect(seen.effect, EffectState.COMMITTED, outcome="committed", result=RESULT, executed_at=draft.now)
         await changes.write(tx, [draft.changes()])
     move = waiting.result()
-    assert isinstance(move, unwinding.Send)
+    assert isinstance(move, Send)
     assert move.call.body == b'{"id":"c-1"}'
 
 
@@ -117,11 +118,11 @@ async def test_lock_call_finds_the_entry_below_when_the_stack_goes_down(database
     (claimed,) = await claim(database)
     move = await begin(database, claimed)
     seen = []
-    while not isinstance(move, unwinding.Rest):
+    while not isinstance(move, Rest):
         claimed = replace(claimed, call_id=move.call.call_id, epoch=move.call.epoch)
         async with database.transaction(ACME) as tx:
             locked = await calls.lock_call(tx, claimed)
-            draft, work = Draft(locked.session, surroundings(locked.now)), locked.work
+            draft, work = Draft(locked.session, surroundings(locked.now)), undoing(locked)
             move = unwinding.record(draft, work, answered(200), 0.5)
             await changes.write(tx, [draft.changes()], lease=LEASE)
         seen.append((work.item.entry.stack_position, work.item.effect.step_index, work.below and work.below.entry.stack_position))
@@ -185,9 +186,9 @@ async def go_on(database: Database, claimed: Claim) -> Claim:
     async with database.transaction(ACME) as tx:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
-        move = unwinding.record(draft, locked.work, answered(200), 0.5)
+        move = unwinding.record(draft, undoing(locked), answered(200), 0.5)
         await changes.write(tx, [draft.changes()], lease=LEASE)
-    assert isinstance(move, unwinding.Send)
+    assert isinstance(move, Send)
     return replace(claimed, call_id=move.call.call_id, epoch=move.call.epoch)
 
 

@@ -22,6 +22,7 @@ UPDATES = {
     "keys": "revoked_at = now()",
     "sessions": "revision = 99",
     "effect_log": "attempt = 99",
+    "approvals": "release_key = 'k-99'",
     "undo_stack": "by_hand = false",
     "outgoing_calls": "epoch = 99",
 }
@@ -128,8 +129,9 @@ DISPATCHER_COLUMNS = {
     *(("keys", column, "SELECT") for column in ("org", "key_id", "secret_sha256", "role", "subject", "created_at", "revoked_at")),
     *(
         ("outgoing_calls", column, "SELECT")
-        for column in ("org", "session_id", "call_id", "destination", "due_at", "leased_by", "leased_until", "epoch")
+        for column in ("org", "session_id", "call_id", "kind", "destination", "due_at", "leased_by", "leased_until", "epoch")
     ),
+    *(("approvals", column, "SELECT") for column in ("org", "session_id", "state", "expires_at")),
     *(("sessions", column, "SELECT") for column in ("org", "session_id", "state", "idle_seconds", "active_at", "deadline_at")),
     *(("outgoing_calls", column, "UPDATE") for column in ("leased_by", "leased_until", "epoch")),
 }
@@ -146,6 +148,16 @@ RUNTIME_TABLES = {
     "tools": {"SELECT", "INSERT"},
     "remembered_answers": {"SELECT", "INSERT"},
 }
+# Of these the runtime role may change some columns only: what was asked, of whom and until when is never rewritten.
+RUNTIME_UPDATES = {
+    *(("keys", column) for column in ("revoked_at",)),
+    *(
+        ("approvals", column)
+        for column in (
+            "state", "decided_at", "decided_by", "claimed_approver", "reason", "is_continued", "released_at", "released_to", "release_key",
+        )
+    ),
+}  # fmt: skip
 COLUMN_PRIVILEGES_SQL = """
 SELECT c.relname AS table_name, a.attname AS column_name, p.privilege
 FROM pg_class AS c
@@ -166,12 +178,13 @@ async def test_roles_hold_the_privileges_they_need_and_no_others(database_url: s
     async with owner_connection(database_url) as connection:
         columns = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_dispatcher")
         tables = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_runtime")
-        keys = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_runtime")
+        runtime = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_runtime")
     assert {tuple(row.values()) for row in columns} == DISPATCHER_COLUMNS
     assert {(row["table_name"], row["privilege"]) for row in tables} == {
         (table, privilege) for table, privileges in RUNTIME_TABLES.items() for privilege in privileges
     }
-    assert {row["column_name"] for row in keys if (row["table_name"], row["privilege"]) == ("keys", "UPDATE")} == {"revoked_at"}
+    updates = {(row["table_name"], row["column_name"]) for row in runtime if row["privilege"] == "UPDATE"}
+    assert {(table, column) for table, column in updates if "UPDATE" not in RUNTIME_TABLES[table]} == RUNTIME_UPDATES
 
 
 async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: Database, database_url: str) -> None:
@@ -186,6 +199,9 @@ async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: 
         "SELECT definition FROM tools",
         "SELECT body FROM remembered_answers",
         "SELECT payload FROM effect_log",
+        "SELECT reason FROM approvals",
+        "SELECT decided_by FROM approvals",
+        "UPDATE approvals SET state = 'approved'",
         "SELECT content FROM journal",
         "UPDATE outgoing_calls SET due_at = NULL",
         "UPDATE keys SET revoked_at = NULL",
@@ -194,6 +210,24 @@ async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: 
         await check_refused(dispatch(database, statement), "permission denied")
     with pytest.raises(MISTAKES):
         await run_outside(database, "SELECT org FROM outgoing_calls")
+
+
+async def test_question_stays_as_it_was_put_when_the_service_decides_it(database: Database, database_url: str) -> None:
+    """Whoever may write a decision may not make it one about another call, another requester or a later expiry."""
+    await fill(database, database_url)
+    before = await rows_of(database_url, ACME)
+    for change in (
+        "session_id = 'run-1'",
+        "step_index = 2",
+        "requested_by = 'nobody'",
+        "requested_at = now() - interval '1 s'",
+        "expires_at = expires_at + interval '1 year'",
+        "ttl_seconds = 1",
+    ):
+        await check_refused(run_as(database, f"UPDATE approvals SET {change}"), "permission denied")
+    for statement in ("DELETE FROM approvals", "TRUNCATE approvals"):
+        await check_refused(run_as(database, statement), "permission denied")
+    assert await rows_of(database_url, ACME) == before
 
 
 async def dispatch(database: Database, statement: str) -> None:

@@ -11,7 +11,18 @@ import asyncpg
 import pytest
 
 from app.cli.migrating import downgrade, migrate
-from app.domain.model import EffectState, EntryKind, HaltReason, Outcome, Reversibility, Role, SessionState, UndoState
+from app.domain.model import (
+    ApprovalState,
+    CallKind,
+    EffectState,
+    EntryKind,
+    HaltReason,
+    Outcome,
+    Reversibility,
+    Role,
+    SessionState,
+    UndoState,
+)
 from app.main import SCHEMA_REVISION
 from tests.conftest import execute, with_database
 from tests.factories import owner_connection
@@ -107,6 +118,8 @@ ENUMS: dict[str, type[StrEnum]] = {
     "halt_reason": HaltReason,
     "effect_state": EffectState,
     "outcome": Outcome,
+    "approval_state": ApprovalState,
+    "call_kind": CallKind,
     "undo_state": UndoState,
     "entry_kind": EntryKind,
 }
@@ -133,6 +146,7 @@ GOOD: dict[str, dict[str, str]] = {
     "sessions": {
         "org": "'acme'", "session_id": "'run-1'", "owner": "'robot-1'", "agent": "'robot'", "metadata": "'{}'", "state": "'active'",
         "halt_reason": "NULL", "clean": "true", "pivoted": "false", "late_effect": "false", "last_step": "0", "idle_seconds": "60",
+        "halted_at": "NULL", "halt_ordered": "false",
         "created_at": "now()", "updated_at": "now()", "active_at": "now()", "version": "0", "revision": "0", "journal_seq": "0",
         "journal_hash": HASH, "journal_at": "NULL",
     },
@@ -142,15 +156,17 @@ GOOD: dict[str, dict[str, str]] = {
         "request_key": "'k-1'", "request_sha256": HASH, "attempt": "1", "registered_at": "now()", "executed_at": "NULL", "version": "1",
     },
     "approvals": {
-        "org": "'acme'", "session_id": "'run-1'", "step_index": "1", "requested_by": "'robot-1'", "requested_at": "now()",
-        "expires_at": "now() + interval '1 hour'",
+        "org": "'acme'", "session_id": "'run-1'", "step_index": "1", "state": "'pending'", "requested_by": "'robot-1'",
+        "requested_at": "now()", "expires_at": "now() + interval '1 hour'", "ttl_seconds": "3600", "decided_at": "NULL",
+        "decided_by": "NULL", "is_continued": "false", "released_at": "NULL", "released_to": "NULL", "release_key": "NULL",
     },
     "undo_stack": {
         "org": "'acme'", "session_id": "'run-1'", "stack_position": "1", "undo_id": "gen_random_uuid()", "state": "'pending'",
         "compensation": "'{}'", "by_hand": "false", "registered_at": "now()", "compensated_at": "NULL",
     },
     "outgoing_calls": {
-        "org": "'acme'", "session_id": "'run-1'", "call_id": "gen_random_uuid()", "step_index": "1", "destination": "'a.example:443'",
+        "org": "'acme'", "session_id": "'run-1'", "call_id": "gen_random_uuid()", "kind": "'undo'", "step_index": "1",
+        "destination": "'a.example:443'",
         "url": "NULL", "body": "NULL", "outcome": "NULL", "attempts": "0", "failures": "0", "interrupted": "0", "polls": "0",
         "is_attempt_open": "false", "may_be_processing": "false", "last_status": "NULL", "due_at": "now()", "first_sent_at": "NULL",
         "deadline_at": "now()", "leased_by": "NULL", "leased_until": "NULL", "epoch": "0",
@@ -168,6 +184,9 @@ GOOD: dict[str, dict[str, str]] = {
     },
 }  # fmt: skip
 SENT = {"first_sent_at": "now()", "url": "'https://a.example/'", "body": "'{}'", "outcome": "'unknown'", "attempts": "1"}
+ACTION = {"kind": "'action'"}
+DECIDED = {"decided_at": "now()", "decided_by": "'boss-1'"}
+RELEASED = DECIDED | {"state": "'released'", "released_at": "now()", "released_to": "'boss-1'"}
 COMMITTED = {"state": "'committed'", "outcome": "'committed'", "executed_at": "now()"}
 
 # The rule that must refuse -> rows to try: table, and what differs from the good one.
@@ -189,6 +208,22 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "sessions_check2": [("sessions", {"state": "'halted'"})],
     "sessions_check3": [
         ("sessions", {"state": f"'{state}'", "halt_reason": "'operator'"}) for state in ("active", "awaiting_approval", "completed")
+    ],
+    "sessions_check4": [
+        ("sessions", {"state": "'halted'", "halt_reason": "'operator'"}),
+        ("sessions", {"state": "'resolved'", "halt_reason": "'operator'"}),
+        ("sessions", {"state": "'resolved'", "halted_at": "now()"}),
+    ],
+    "sessions_check5": [
+        ("sessions", {"state": f"'{state}'", "halt_ordered": "true", "halted_at": "now()", "halt_reason": reason})
+        for state, reason in (
+            ("active", "NULL"),
+            ("awaiting_approval", "NULL"),
+            ("completed", "NULL"),
+            ("compensated", "NULL"),
+            ("halted", "'operator'"),
+            ("resolved", "'operator'"),
+        )
     ],
     "effect_log_step_index_check": [("effect_log", {"step_index": "0"})],
     "effect_log_tool_check": [("effect_log", {"tool": "''"}), ("effect_log", {"tool": "repeat('x', 201)"})],
@@ -216,6 +251,38 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
         for state in ("compensating", "compensated", "compensation_failed")
     ],
     "approvals_check": [("approvals", {"expires_at": "now()"})],
+    "approvals_ttl_seconds_check": [("approvals", {"ttl_seconds": "0"})],
+    "approvals_check1": [("approvals", DECIDED | {"state": "'approved'", "decided_at": "now() - interval '1 microsecond'"})],
+    "approvals_check2": [("approvals", DECIDED | {"state": f"'{state}'", "decided_by": "'robot-1'"}) for state in ("approved", "rejected")],
+    "approvals_check3": [
+        ("approvals", RELEASED | {"released_at": "now() + interval '1 hour'"}),
+        ("approvals", RELEASED | {"decided_at": "now() + interval '1 microsecond'"}),
+    ],
+    "approvals_release_key_check": [
+        ("approvals", RELEASED | {"release_key": "''"}),
+        ("approvals", RELEASED | {"release_key": "repeat('x', 256)"}),
+    ],
+    "approvals_check4": [
+        ("approvals", {"state": "'cancelled'", "decided_at": "now()"}),
+        ("approvals", {"state": "'cancelled'", "decided_by": "'boss-1'"}),
+    ],
+    "approvals_check5": [
+        ("approvals", RELEASED | {"released_to": "NULL"}),
+        ("approvals", {"state": "'expired'", "released_to": "'boss-1'"}),
+    ],
+    "approvals_check6": [
+        ("approvals", DECIDED | {"state": "'released'"}),
+        *(("approvals", RELEASED | {"state": f"'{state}'"}) for state in ApprovalState if state is not ApprovalState.RELEASED),
+    ],
+    "approvals_check7": [
+        ("approvals", RELEASED | {"decided_at": "NULL", "decided_by": "NULL"}),
+        *(("approvals", {"state": f"'{state}'"}) for state in ("approved", "rejected", "mismatched")),
+    ],
+    "approvals_check8": [("approvals", DECIDED)],
+    "approvals_check9": [
+        ("approvals", DECIDED | {"state": f"'{state}'", "is_continued": "true"})
+        for state in ("approved", "expired", "cancelled", "mismatched")
+    ],
     "undo_stack_stack_position_check": [("undo_stack", {"stack_position": "0"})],
     "undo_stack_check": [("undo_stack", {"state": "'compensated'", "compensated_at": "now() - interval '1 microsecond'"})],
     "undo_stack_check1": [("undo_stack", {"state": "'compensated'"}), ("undo_stack", {"compensated_at": "now()"})],
@@ -228,7 +295,12 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "outgoing_calls_epoch_check": [("outgoing_calls", {"epoch": "-1"})],
     "outgoing_calls_check2": [("outgoing_calls", SENT | {"url": "NULL"})],
     "outgoing_calls_check3": [("outgoing_calls", SENT | {"body": "NULL"})],
-    "outgoing_calls_check4": [("outgoing_calls", SENT | {"outcome": "NULL"})],
+    "outgoing_calls_check4": [
+        ("outgoing_calls", SENT | {"outcome": "NULL"}),
+        ("outgoing_calls", {"outcome": "'unknown'"}),
+        ("outgoing_calls", SENT | ACTION),
+        ("outgoing_calls", ACTION | {"outcome": "'committed'"}),
+    ],
     "outgoing_calls_check5": [("outgoing_calls", SENT | {"attempts": "0"})],
     "outgoing_calls_check6": [("outgoing_calls", {"leased_by": "'w'"}), ("outgoing_calls", {"leased_until": "now()"})],
     "journal_seq_check": [("journal", {"seq": "0"})],
@@ -252,10 +324,40 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "undo_stack_org_session_id_stack_position_fkey": [("undo_stack", {"stack_position": "3"})],
     "outgoing_calls_org_session_id_step_index_fkey": [("outgoing_calls", {"step_index": "3", "due_at": "NULL"})],
     "keys_key_id_key": [("keys", {"org": "'beta'"})],
-    "outgoing_calls_org_session_id_step_index_key": [("outgoing_calls", {"due_at": "NULL"})],
-    "outgoing_calls_one_due": [("outgoing_calls", {"step_index": "2"})],
+    "outgoing_calls_by_step": [("outgoing_calls", {"due_at": "NULL"})],
+    "outgoing_calls_one_undo_due": [("outgoing_calls", {"step_index": "2"})],
     "effect_log_by_request_key": [("effect_log", {"step_index": "4"})],
+    "journal_decisions": [
+        ("journal", {"seq": "3", "kind": "'APPROVED'", "step": "1"}),
+        ("journal", {"seq": "3", "kind": "'REJECTED'", "step": "1"}),
+    ],
 }
+# What stands beside the good rows while others are tried.
+BESIDE: list[tuple[str, dict[str, str]]] = [
+    ("effect_log", {"step_index": "2", "request_key": "NULL"}),
+    ("journal", {"seq": "2", "kind": "'APPROVED'", "step": "1"}),
+]
+# Rows that no rule may refuse, each tried by itself: a rule too many is as wrong as one too few.
+ACCEPTED: list[tuple[str, dict[str, str]]] = [
+    *(("approvals", DECIDED | {"step_index": "2", "state": f"'{state}'"}) for state in ("approved", "rejected", "mismatched")),
+    ("approvals", DECIDED | {"step_index": "2", "state": "'rejected'", "is_continued": "true"}),
+    *(("approvals", {"step_index": "2", "state": f"'{state}'"}) for state in ("pending", "expired", "cancelled")),
+    *(("approvals", DECIDED | {"step_index": "2", "state": f"'{state}'"}) for state in ("expired", "cancelled")),
+    ("approvals", RELEASED | {"step_index": "2"}),
+    ("approvals", RELEASED | {"step_index": "2", "release_key": "repeat('x', 255)"}),
+    ("approvals", RELEASED | {"step_index": "2", "released_at": "now() + interval '1 hour' - interval '1 microsecond'"}),
+    ("outgoing_calls", ACTION),
+    ("outgoing_calls", ACTION | SENT | {"outcome": "NULL"}),
+    ("outgoing_calls", ACTION | {"step_index": "2"}),
+    ("journal", {"seq": "3", "kind": "'APPROVED'", "step": "2"}),
+    ("journal", {"seq": "3", "kind": "'REJECTED'", "step": "2"}),
+    *(("journal", {"seq": "3", "kind": f"'{kind}'", "step": "1"}) for kind in ("EXPIRED", "PAYLOAD_MISMATCH", "CANCELLED", "INTENT")),
+    *(
+        ("sessions", {"session_id": "'run-9'", "state": f"'{state}'", "halted_at": "now()", "halt_reason": "'operator'"})
+        for state in ("halted", "resolved", "compensating")
+    ),
+    *(("sessions", {"session_id": "'run-9'", "state": f"'{state}'", "halt_ordered": "true"}) for state in ("failed", "compensating")),
+]
 RULES_SQL = """
 SELECT conname AS name FROM pg_constraint
 WHERE connamespace = 'public'::regnamespace AND contype IN ('c', 'f', 'u', 'x')
@@ -275,11 +377,14 @@ async def test_database_refuses_when_a_row_breaks_a_rule(database_url: str) -> N
         assert known <= VIOLATIONS.keys(), "a rule without a row that breaks it"
         for table in GOOD:
             await connection.execute(insert(table, {}))
-        await connection.execute(insert("effect_log", {"step_index": "2", "request_key": "NULL", "effect_id": "gen_random_uuid()"}))
+        for table, changes in BESIDE:
+            await connection.execute(insert(table, changes))
         for rule, rows in VIOLATIONS.items():
             for table, changes in rows:
                 broken = await refused_by(connection, insert(table, changes))
                 assert broken == rule, f"{table} {changes}: refused by {broken}"
+        for table, changes in ACCEPTED:
+            assert await refused_by(connection, insert(table, changes)) is None, f"{table} {changes}"
 
 
 async def refused_by(connection: "asyncpg.Connection[asyncpg.Record]", statement: str) -> str | None:
@@ -293,8 +398,8 @@ async def refused_by(connection: "asyncpg.Connection[asyncpg.Record]", statement
     return None
 
 
-async def test_one_call_of_a_session_is_due_when_the_transaction_ends(database_url: str) -> None:
-    """Within a transaction the due time may pass from one call to the next, in any order; at its end one call has it."""
+async def test_one_undo_of_a_session_is_due_when_the_transaction_ends(database_url: str) -> None:
+    """Within a transaction the due time may pass from one undo to the next; at its end one has it. Actions may be due together."""
     async with owner_connection(database_url) as connection:
         for table in GOOD:
             await connection.execute(insert(table, {}))
@@ -302,5 +407,8 @@ async def test_one_call_of_a_session_is_due_when_the_transaction_ends(database_u
         async with connection.transaction():
             await connection.execute(insert("outgoing_calls", {"step_index": "2"}))
             await connection.execute("UPDATE outgoing_calls SET due_at = NULL WHERE step_index = 1")
+        for step in ("1", "2"):
+            await connection.execute(insert("outgoing_calls", ACTION | {"step_index": step}))
+        assert await connection.fetchval("SELECT count(*) FROM outgoing_calls WHERE due_at IS NOT NULL") == 3
         with pytest.raises(asyncpg.ExclusionViolationError):
             await connection.execute("UPDATE outgoing_calls SET due_at = now()")
