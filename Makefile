@@ -11,7 +11,7 @@ COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal -
 help: ## print this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: ## tell the story of one failed run against real endpoints, on a Postgres of its own
+demo: ## tell the story of a refund that fails, before its reply and after it, on a Postgres of its own
 	$(RUN) demo
 
 serve: ## serve the API and unwind (COUNTERMAND_DATABASE_URL, else an embedded Postgres)

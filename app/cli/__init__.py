@@ -71,7 +71,7 @@ def dev() -> None:
 def demo(
     *, crash: Annotated[bool, typer.Option("--crash", help="Kill the service in mid-unwind and start it again before your eyes.")] = False
 ) -> None:
-    """Tell the story of one failed run against real HTTP endpoints; exit code 0 only if the world is as it was."""
+    """Tell the story of a refund that fails, before its reply and after it; exit code 0 only if everything is as promised."""
     from app.cli.demo import run_demo
     from app.settings import Settings
 

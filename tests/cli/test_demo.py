@@ -15,7 +15,7 @@ import pytest
 from app.cli.demo import run_demo
 from app.cli.demo.agent import Done
 from app.cli.demo.listeners import World, WorldState
-from app.cli.demo.systems import CREDITS_PATH, REVERSALS_PATH, Answer, CallLog, JsonObject, Ledger, LedgerLine, LoggedCall, Request
+from app.cli.demo.systems import CREDITS_PATH, REVERSALS_PATH, Answer, CallLog, JsonObject, Ledger, LedgerLine, LoggedCall, Mail, Request
 from app.cli.demo.verdict import Findings, judge
 from app.domain.model import Reversibility
 from app.settings import Settings
@@ -23,11 +23,26 @@ from app.settings import Settings
 REPOSITORY = Path(__file__).resolve().parents[2]
 MAX_WIDTH = 110
 UNDO_ROW = re.compile(r"^ +(\d) +(\w+) .*(undo-\.\.\w{8}) +(\d) +(\w{8}) +\d+ +\d+ +(\w+) +(\w+)$", re.MULTILINE)
-"""Step, endpoint, key, try, fingerprint of the body, answer and effect of one line of the second table."""
+"""Step, endpoint, key, try, fingerprint of the body, answer and effect of one line of a table of undos."""
+SECOND_HALF = "The mail service is back"
+CHAPTERS = {
+    "A. ": ("[AWAITING_APPROVAL] Tool 'send_reply' requires human approval", "409 payload_changed", "compensated"),
+    "B. ": ("mail_1 sent", "409 already_released", "halted (failed_after_pivot)"),
+    "C. ": ("cannot be undone  step 4 send_reply", "curl -sS -X POST http://127.0.0.1:", "/unwind"),
+    "D. ": ("halted (compensation_failed) at step 2", "retries", "compensated, not clean"),
+}
+"""What each chapter of the second half tells, in this order."""
+
+
+def halves(out: str) -> tuple[str, str]:
+    """Split what was told into both halves."""
+    first, found, second = out.partition(SECOND_HALF)
+    assert found
+    return first, second
 
 
 def test_demo_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three real effects are undone newest first on a Postgres that the demo starts itself, and a person can read how."""
+    """What fails before the reply is undone by itself, what fails after it by a person, on a Postgres that the demo starts itself."""
     named = os.environ.get("COUNTERMAND_TEST_POSTGRES_BIN_DIR")
     settings = Settings(_env_file=None, database_url=None, postgres_bin_dir=Path(named) if named else None)
 
@@ -35,16 +50,37 @@ def test_demo_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
 
     told = capsys.readouterr()
     assert (code, told.err) == (0, "")
-    rows = UNDO_ROW.findall(told.out)
+    first, second = halves(told.out)
+    rows = UNDO_ROW.findall(first)
     assert [(step, endpoint, attempt, answer, effect) for step, endpoint, _, attempt, _, answer, effect in rows] == [
         ("4", "shop", "1", "200", "undone"),
         ("3", "tickets", "1", "200", "undone"),
         ("2", "ledger", "1", "200", "undone"),
     ]
+    rows = UNDO_ROW.findall(second)
+    assert [(step, endpoint, attempt, answer, effect) for step, endpoint, _, attempt, _, answer, effect in rows] == [
+        ("3", "shop", "1", "200", "undone"),
+        ("2", "tickets", "1", "423", "none"),
+        ("2", "tickets", "2", "200", "undone"),
+    ]
+    (_, _, key, _, body, _, _), (_, _, key_again, _, body_again, _, _) = rows[1:]
+    assert (key_again, body_again) == (key, body)
+    assert_told(second)
     assert told.out.splitlines()[-1].startswith("demo ok")
-    assert "FAILED" not in told.out
+    assert "\n  FAILED" not in told.out
     assert "\x1b" not in told.out
     assert max(map(len, told.out.splitlines())) <= MAX_WIDTH
+
+
+def assert_told(second: str) -> None:
+    """Expect each chapter to tell what belongs to it, in its order."""
+    chapters = re.split(r"^(?=[A-D]\. )", second, flags=re.MULTILINE)[1:]
+    assert [chapter[:3] for chapter in chapters] == list(CHAPTERS)
+    for chapter in chapters:
+        told = " ".join(chapter.split())
+        places = [told.find(" ".join(text.split())) for text in CHAPTERS[chapter[:3]]]
+        assert -1 not in places, chapter
+        assert places == sorted(places), chapter
 
 
 def test_demo_with_crash_succeeds(database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +89,8 @@ def test_demo_with_crash_succeeds(database_url: str, capsys: pytest.CaptureFixtu
 
     told = capsys.readouterr()
     assert (code, told.err) == (0, "")
-    rows = UNDO_ROW.findall(told.out)
+    first, second = halves(told.out)
+    rows = UNDO_ROW.findall(first)
     assert [(step, attempt, answer, effect) for step, _, _, attempt, _, answer, effect in rows] == [
         ("4", "1", "200", "undone"),
         ("3", "1", "lost", "undone"),
@@ -62,6 +99,7 @@ def test_demo_with_crash_succeeds(database_url: str, capsys: pytest.CaptureFixtu
     ]
     (_, _, key, _, body, _, _), (_, _, key_again, _, body_again, _, _) = rows[1:3]
     assert (key_again, body_again) == (key, body)
+    assert_told(second)
     assert told.out.splitlines()[-1].startswith("demo ok")
     assert max(map(len, told.out.splitlines())) <= MAX_WIDTH
 
@@ -82,6 +120,27 @@ def test_demo_fails_when_a_system_lies(database_url: str, capsys: pytest.Capture
     assert code == 1
     assert "countermand demo: FAILED: not kept: the world is as it was: credits $0 -> $2,500" in told.err
     assert "demo ok" not in told.out
+
+
+class StutteringMail(Mail):
+    """Sends each mail twice."""
+
+    def act(self, request: Request, members: JsonObject) -> Answer:
+        """Send it, and once more."""
+        super().act(request, members)
+        return super().act(request, members)
+
+
+def test_demo_fails_when_the_second_half_is_not_as_promised(database_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reply that came twice is told in one sentence, and what would have come after it is not told at all."""
+    code = run_demo(Settings(_env_file=None, database_url=database_url), crash=False, world=World.create(mail=StutteringMail))
+
+    told = capsys.readouterr()
+    assert code == 1
+    assert "countermand demo: FAILED: not kept: the approved bytes went out once, under the forward key" in told.err
+    assert "sent 2 mails" in told.err
+    assert "demo ok" not in told.out
+    assert "\nC. " not in told.out
 
 
 def test_demo_leaves_nothing_running_when_it_is_interrupted(database_url: str, tmp_path: Path) -> None:

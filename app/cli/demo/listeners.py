@@ -46,10 +46,10 @@ class World:
     mail: Mail
 
     @classmethod
-    def create(cls, *, ledger: type[Ledger] = Ledger, tickets: type[Tickets] = Tickets) -> Self:
+    def create(cls, *, ledger: type[Ledger] = Ledger, tickets: type[Tickets] = Tickets, mail: type[Mail] = Mail) -> Self:
         """Make a world where nothing has happened yet; a test may bring systems that misbehave."""
         log = CallLog()
-        return cls(log=log, shop=Shop(log), ledger=ledger(log), tickets=tickets(log), mail=Mail(log))
+        return cls(log=log, shop=Shop(log), ledger=ledger(log), tickets=tickets(log), mail=mail(log))
 
     def look(self) -> WorldState:
         """Return what is so now."""

@@ -19,6 +19,7 @@ CREDITS_PATH = "/credits"
 REVERSALS_PATH = "/reversals"
 STATUS_PATH = f"/tickets/{TICKET}/status"
 HEALTH_PATH = "/health"
+MAILS_PATH = "/mails"
 UNDO_PREFIX = "undo-"
 HOLD_SECONDS = 60.0  # longer than everything the story waits for while an answer is held
 
@@ -70,6 +71,7 @@ class LoggedCall:
 
 
 NO_SUCH_THING = Answer(status=404, members={"error": "there is no such thing here"})
+MAIL_IS_DOWN = Answer(status=503, members={"error": "the mail service is down"})
 
 
 class CallLog:
@@ -97,10 +99,18 @@ class CallLog:
         with self._lock:
             self._calls[number] = replace(self._calls[number], status=status, ended_at=time.monotonic())
 
-    def undos(self) -> list[LoggedCall]:
-        """Return the undo calls, oldest first."""
+    def calls(self, *, after: int = 0) -> list[LoggedCall]:
+        """Return the calls with a number above `after`, oldest first."""
         with self._lock:
-            return [call for _, call in sorted(self._calls.items()) if call.request.is_undo]
+            return [call for number, call in sorted(self._calls.items()) if number > after]
+
+    def undos(self, *, after: int = 0) -> list[LoggedCall]:
+        """Return the undo calls with a number above `after`, oldest first."""
+        return [call for call in self.calls(after=after) if call.request.is_undo]
+
+    def newest(self) -> int:
+        """Return the number of the newest call, 0 where there is none: what comes from now on has greater ones."""
+        return max((call.number for call in self.calls()), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +122,16 @@ class Hold:
 
 
 class System(ABC):
-    """One outside system: applies each key once, and a key that was undone before it came never."""
+    """One outside system: applies each key once, and a key that was undone before it came never.
+
+    `refusal`: what it answers to everything new, while there is one.
+    """
 
     name: ClassVar[str]
 
     def __init__(self, log: CallLog) -> None:
         self.hold: Hold | None = None
+        self.refusal: Answer | None = None
         self._log = log
         self._lock = threading.Lock()
         self._known: dict[str, tuple[bytes, Answer]] = {}
@@ -153,6 +167,8 @@ class System(ABC):
             return answer if body == request.body else Answer(status=422, members={"error": "this key came with another body before"})
         if request.key in self._undone_unseen:
             return Answer(status=409, members={"error": "this call was undone before it came"})
+        if self.refusal is not None:
+            return self.refusal
         answer = self.act(request, json.loads(request.body) if request.body else {})
         if request.key and answer.status < 300:
             self._known[request.key] = (request.body, answer)
@@ -251,14 +267,20 @@ class Tickets(System):
 
 
 class Mail(System):
-    """Would send the reply, were it not down."""
+    """Sends the reply to the customer, once it is up; when the story begins it is down."""
 
     name = "mail"
 
     def __init__(self, log: CallLog) -> None:
         super().__init__(log)
+        self.refusal = MAIL_IS_DOWN
         self.sent: list[str] = []
 
-    def act(self, _request: Request, _members: JsonObject) -> Answer:
-        """Refuse everything."""
-        return Answer(status=503, members={"error": "the mail service is down"})
+    def act(self, request: Request, members: JsonObject) -> Answer:
+        """Say that it is up, or send a mail; there is no way to take one back."""
+        if request.path == HEALTH_PATH:
+            return Answer(status=200, members={"status": "up"})
+        if request.path != MAILS_PATH:
+            return NO_SUCH_THING
+        self.sent.append(str(members["to"]))
+        return Answer(status=201, members={"mail_id": f"mail_{len(self.sent)}", "to": members["to"]})

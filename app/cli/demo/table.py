@@ -1,10 +1,10 @@
 """Turn the story into aligned plain text that fits a terminal. Must not print or judge."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from app.cli.demo.agent import Done
 from app.cli.demo.listeners import WorldState
-from app.cli.demo.systems import LoggedCall
+from app.cli.demo.systems import LedgerLine, LoggedCall
 from app.domain.model import Reversibility
 
 GAP = "  "
@@ -67,18 +67,17 @@ def _undone_row(done: Done | None, call: LoggedCall, failed_at: float) -> list[s
     ]
 
 
-def world_lines(before: WorldState, then: WorldState, now: WorldState) -> list[str]:
-    """Show the world before the run, when the run failed, and now."""
-    states = (before, then, now)
+def world_lines(states: Mapping[str, WorldState]) -> list[str]:
+    """Show the world at several moments, each under its heading, with the ledger's lines since the first of them."""
+    first, *_, now = states.values()
     rows = [
-        ["credits on order 4921", *(f"${state.credited:,}" for state in states), _ledger(now)],
-        ["status of ticket 9104", *(state.ticket_status for state in states), ""],
-        ["notes on order 4921", *(str(len(state.notes)) for state in states), ""],
-        ["mails to the customer", *(str(state.mails) for state in states), ""],
+        ["credits on order 4921", *(f"${state.credited:,}" for state in states.values()), _ledger(now.ledger[len(first.ledger) :])],
+        ["status of ticket 9104", *(state.ticket_status for state in states.values()), ""],
+        ["notes on order 4921", *(str(len(state.notes)) for state in states.values()), ""],
+        ["mails to the customer", *(str(state.mails) for state in states.values()), ""],
     ]
-    return align(["", "before", "when it failed", "now", ""], rows)
+    return align(["", *states, ""], rows)
 
 
-def _ledger(state: WorldState) -> str:
-    lines = ", ".join(f"{line.line_id} {line.amount:+,}" for line in state.ledger)
-    return f"lines: {lines}"
+def _ledger(lines: Sequence[LedgerLine]) -> str:
+    return f"lines: {', '.join(f'{line.line_id} {line.amount:+,}' for line in lines)}"

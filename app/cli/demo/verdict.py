@@ -43,10 +43,10 @@ def judge(findings: Findings) -> list[Check]:
     expected = [done.undo_key for done in reversed(findings.done) if done.undo_key is not None]
     calls = findings.undone
     checks = [
-        Check(promise="the world is as it was", fault=_world(findings)),
-        Check(promise="the keys were `undo-<undo_id>` of the intercept answers, no others", fault=_keys(expected, calls)),
-        Check(promise="the order was the exact reverse, one at a time", fault=_order(expected, calls)),
-        Check(promise="each undo was applied exactly once", fault=_once(expected, calls)),
+        Check(promise="the world is as it was", fault=world_fault(findings.before, findings.now)),
+        Check(promise="the keys were `undo-<undo_id>` of the intercept answers, no others", fault=keys_fault(expected, calls)),
+        Check(promise="the order was the exact reverse, one at a time", fault=order_fault(expected, calls)),
+        Check(promise="each undo was applied exactly once", fault=once_fault(expected, calls)),
     ]
     if findings.killed_step is not None:
         fault = _repeat(findings)
@@ -54,17 +54,18 @@ def judge(findings: Findings) -> list[Check]:
     return [*checks, _session(findings), _journal(findings)]
 
 
-def _world(findings: Findings) -> str:
-    if findings.now.is_as(findings.before):
+def world_fault(expected: WorldState, now: WorldState) -> str:
+    """Say where the customer is not where `expected` has them; empty if they are."""
+    if now.is_as(expected):
         return ""
-    before, now = findings.before, findings.now
     return (
-        f"credits ${before.credited:,} -> ${now.credited:,}, ticket {before.ticket_status} -> {now.ticket_status}, "
-        f"notes {len(before.notes)} -> {len(now.notes)}, mails {before.mails} -> {now.mails}"
+        f"credits ${expected.credited:,} -> ${now.credited:,}, ticket {expected.ticket_status} -> {now.ticket_status}, "
+        f"notes {len(expected.notes)} -> {len(now.notes)}, mails {expected.mails} -> {now.mails}"
     )
 
 
-def _keys(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+def keys_fault(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+    """Say which undo never came, and which came that nobody expected; empty if it is as expected."""
     seen = {call.request.key for call in calls}
     missing, surplus = set(expected) - seen, seen - set(expected)
     return "; ".join(
@@ -72,7 +73,8 @@ def _keys(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
     )
 
 
-def _order(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+def order_fault(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+    """Say where the undos did not come in this order, or not one at a time; empty if they did."""
     seen = list(dict.fromkeys(call.request.key for call in calls))
     runs = [call.request.key for number, call in enumerate(calls) if number == 0 or calls[number - 1].request.key != call.request.key]
     if seen != list(expected) or runs != seen:
@@ -83,7 +85,8 @@ def _order(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
     return ""
 
 
-def _once(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+def once_fault(expected: Sequence[str], calls: Sequence[LoggedCall]) -> str:
+    """Say which undo was not applied exactly once; empty if each was."""
     counts = {key: sum(call.is_applied for call in calls if call.request.key == key) for key in expected}
     return ", ".join(f"{key} was applied {count} times" for key, count in counts.items() if count != 1)
 
