@@ -117,6 +117,7 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             orchestrator=orchestrator,
             retry_defaults=_retry_defaults(settings),
             schema_revision=SCHEMA_REVISION,
+            public_url=settings.public_url,
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(keep_listening(database_url, callbacks, clock))

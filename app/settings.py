@@ -30,6 +30,9 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65_535)] = 8420
     """Port to listen on; 0 = any free one, printed at the start."""
 
+    public_url: Annotated[str, Field(pattern=r"^(https?://[^/?#]+(/[^?#]*)?)?$")] = ""
+    """Where people reach this service, e.g. behind a TLS proxy; absent: as each request names it. Stands in the commands of escalations."""
+
     egress_allow: str = ""
     """Comma-separated host names and CIDRs that undos and actions may reach besides globally routable addresses."""
 

@@ -162,7 +162,7 @@ CREATE TABLE approvals (
     CONSTRAINT approvals_check7 CHECK (((state <> ALL (ARRAY['approved'::approval_state, 'released'::approval_state, 'rejected'::approval_state, 'mismatched'::approval_state])) OR (decided_at IS NOT NULL))),
     CONSTRAINT approvals_check8 CHECK (((state <> 'pending'::approval_state) OR (decided_at IS NULL))),
     CONSTRAINT approvals_check9 CHECK (((NOT is_continued) OR (state = 'rejected'::approval_state))),
-    CONSTRAINT approvals_release_key_check CHECK (((length(release_key) >= 1) AND (length(release_key) <= 255))),
+    CONSTRAINT approvals_release_key_check CHECK (((length(release_key) >= 1) AND (length(release_key) <= 300))),
     CONSTRAINT approvals_ttl_seconds_check CHECK ((ttl_seconds > 0))
 );
 
@@ -200,7 +200,7 @@ COMMENT ON COLUMN approvals.released_at IS 'When the call was let go ahead, once
 
 COMMENT ON COLUMN approvals.released_to IS 'The subject that was told to execute, or had it executed';
 
-COMMENT ON COLUMN approvals.release_key IS 'The Idempotency-Key of the resume, so that its lost answer can be had again';
+COMMENT ON COLUMN approvals.release_key IS 'Role and Idempotency-Key of the resume, so that its lost answer can be had again';
 
 CREATE TABLE effect_log (
     org org_name NOT NULL,

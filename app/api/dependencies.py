@@ -37,6 +37,7 @@ class Engine:
     orchestrator: Orchestrator | None
     retry_defaults: RetryPolicy
     schema_revision: str
+    public_url: str
 
     def stop(self) -> None:
         """Begin nothing new: no call is claimed, and nobody is kept waiting any more."""

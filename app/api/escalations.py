@@ -26,6 +26,7 @@ from app.storage import journal, views
 from app.storage.views import HaltCount, HaltedSession, HaltPlace, SessionView, StepView
 
 MAX_PAGE = 200
+MAX_CONTENT_CHARACTERS = 2_000  # of one content in the list of what happened
 ORDER_WAIT_SECONDS = 30  # a person sees how it ended, and is not left waiting for an endpoint that hangs
 
 _CURSOR = shape(MOMENT, SESSION)
@@ -94,7 +95,7 @@ async def get_escalation(
                 state=view.session.state.value,
             )
     package = _Package(view=view, escalation=escalation, entries=entries)
-    base_url = str(request.base_url).rstrip("/")
+    base_url = (engine.public_url or str(request.base_url)).rstrip("/")
     return json_response(_package_json(package, base_url), headers={"ETag": etag(view.session.version)})
 
 
@@ -151,6 +152,7 @@ def _package_json(package: _Package, base_url: str) -> Json:
         "pivoted": session.pivoted,
         "created_at": time_text(session.created_at),
         "failed_at": None if session.failed_at is None else time_text(session.failed_at),
+        "error": next((_object(entry.body).get("error") for entry in package.entries if entry.kind == EntryKind.SESSION_FAILED), None),
         "undone": [_judged_json(found) for found in escalation.undone],
         "not_undone": [_judged_json(found) for found in escalation.not_undone],
         "cannot_be_undone": [_judged_json(found) for found in escalation.cannot_be_undone],
@@ -240,8 +242,15 @@ def _happened_json(entry: Sealed) -> Json:
         "step": entry.step,
         "actor": entry.actor,
         "details": _object(entry.body),
-        "contents": {name: content.get("text") for name, content in _object(entry.content).items() if isinstance(content, dict)},
+        "contents": {name: _cut(content.get("text")) for name, content in _object(entry.content).items() if isinstance(content, dict)},
     }
+
+
+def _cut(text: Json) -> Json:
+    """Shorten what could be a megabyte: who looks has to find the rest of the package; the journal has all of it."""
+    if not isinstance(text, str) or len(text) <= MAX_CONTENT_CHARACTERS:
+        return text
+    return f"{text[:MAX_CONTENT_CHARACTERS]} ... (cut; the journal has all of it)"
 
 
 def _object(text: bytes | None) -> dict[str, Json]:

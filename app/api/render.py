@@ -11,7 +11,7 @@ from app.domain import approval, bindings, tools
 from app.domain.intercept import AwaitApproval, InFlight, Replay
 from app.domain.journal import time_text
 from app.domain.json_text import Json, dump, parse
-from app.domain.model import Approval, Effect, OutgoingCall, Session, SessionId, UndoEntry
+from app.domain.model import Approval, Effect, Outcome, OutgoingCall, Session, SessionId, UndoEntry
 from app.domain.outcomes import Reported
 from app.domain.tools import Tool
 from app.engine.verbs import Answer
@@ -194,11 +194,14 @@ def await_approval_json(session_id: SessionId, decision: AwaitApproval) -> Json:
     }
 
 
+_ACTED = {Outcome.COMMITTED: "executed", Outcome.NOT_APPLIED: "failed", Outcome.UNKNOWN: "unknown"}
+
+
 def acted_json(session_id: SessionId, step: StepView) -> Json:
     """Render how the service's own execution of a released call stands."""
     effect = step.effect
     return {
-        "decision": "in_flight" if step.is_in_progress else "executed",
+        "decision": "in_flight" if step.is_in_progress or effect.outcome is None else _ACTED[effect.outcome],
         "session_id": session_id,
         "step_index": effect.step_index,
         "effect_id": str(effect.effect_id),

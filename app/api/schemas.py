@@ -166,9 +166,12 @@ class RepeatView(BaseModel):
 
 
 class ActedView(BaseModel):
-    """The service executes the released call itself: nobody else may run it. `in_flight`: ask again."""
+    """The service executes the released call itself: nobody else may run it.
 
-    decision: Literal["executed", "in_flight"]
+    `executed`: it happened. `failed`: it certainly did not. `unknown`: nobody knows; an operator has to find out. `in_flight`: ask again.
+    """
+
+    decision: Literal["executed", "failed", "unknown", "in_flight"]
     session_id: str
     step_index: int
     effect_id: str
@@ -292,6 +295,7 @@ class EscalationView(BaseModel):
     pivoted: bool
     created_at: datetime
     failed_at: datetime | None
+    error: str | None = Field(description="Why the run failed, in the words of who failed it.")
     undone: list[JudgedStepView]
     not_undone: list[JudgedStepView]
     cannot_be_undone: list[JudgedStepView]

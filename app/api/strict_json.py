@@ -407,7 +407,15 @@ def _plain_integer(value: object) -> object:
 PlainInteger = BeforeValidator(_plain_integer)
 
 SessionIdPath: TypeAlias = Annotated[
-    SessionId, Path(pattern=r"^[A-Za-z0-9._:-]{1,200}$", description="The run's own id, chosen by the agent.", examples=["refund-4921"])
+    SessionId,
+    Path(
+        # "." and ".." are no ids: clients take such a segment out of a path before they send it (RFC 3986, section 5.2.4).
+        pattern=r"^(\.{0,2}[A-Za-z0-9_:-][A-Za-z0-9._:-]*|\.{3}[A-Za-z0-9._:-]*)$",
+        min_length=1,
+        max_length=200,
+        description="The run's own id, chosen by the agent.",
+        examples=["refund-4921"],
+    ),
 ]
 StepPath: TypeAlias = Annotated[
     StepIndex, Path(ge=1, le=MAX_STEP_INDEX, description="Position of the tool call in its session.", examples=[2]), PlainInteger

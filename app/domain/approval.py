@@ -340,13 +340,15 @@ def _payload_differs(effect: Effect) -> Conflict:
 
 
 def _already_decided(asked: Approval) -> Conflict:
-    by = f" by {asked.decided_by}" if asked.decided_by else ""
+    is_persons = asked.state in {ApprovalState.APPROVED, ApprovalState.RELEASED, ApprovalState.REJECTED}
+    decided_by = asked.decided_by if is_persons else None  # what became of it later was not that person's doing
+    by = f" by {decided_by}" if decided_by else ""
     return Conflict(
         "already_decided",
         f"the approval of step {asked.step_index} is {asked.state}{by} already",
         step_index=asked.step_index,
         state=asked.state.value,
-        decided_by=asked.decided_by,
+        decided_by=decided_by,
     )
 
 

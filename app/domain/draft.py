@@ -73,6 +73,10 @@ class Changes:
         )
 
 
+# Reports that are kept and move nothing: whoever repeats them must not be able to outrun the versions that an operator acts on.
+_EVIDENCE = frozenset({EntryKind.LATE_COMMIT, EntryKind.LATE_FAIL})
+
+
 @dataclass(slots=True)
 class Draft:
     """The account of one decision about one locked session; `changes()` seals it."""
@@ -184,7 +188,8 @@ class Draft:
             self.now,
             lambda: self.surroundings.random_bytes(16),
         )
-        is_visible = bool(self._effects or self._undo_entries or self._entries)
+        is_session_told = any(entry.kind not in _EVIDENCE for entry in self._entries) or self.session != self.before
+        is_visible = bool(self._effects or self._undo_entries) or is_session_told
         after = replace(
             self.session,
             active_at=self.now,

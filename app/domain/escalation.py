@@ -105,9 +105,9 @@ def escalate(found: Found) -> Escalation | None:
     session = found.session
     if session.state not in {SessionState.HALTED, SessionState.RESOLVED} or session.halt_reason is None:
         return None
-    judged = [(item.entry.state, _judge(found, item)) for item in reversed(found.stack)]
+    judged = [(_standing(item), _judge(found, item)) for item in reversed(found.stack)]
     irreversible = [_judge_irreversible(effect) for effect in found.effects if _stands(found, effect)]
-    let_stand = [one for state, one in judged if state is UndoState.SKIPPED and found.happened(one.effect)]
+    let_stand = [one for state, one in judged if state in {UndoState.SKIPPED, None} and found.happened(one.effect)]
     return Escalation(
         explanation=REASONS[session.halt_reason],
         advice=ADVICE[session.halt_reason],
@@ -116,6 +116,12 @@ def escalate(found: Found) -> Escalation | None:
         cannot_be_undone=[*irreversible, *let_stand],
         moves=_moves(found) if session.state is SessionState.HALTED else (),
     )
+
+
+def _standing(item: StackItem) -> UndoState | None:
+    """Return where an entry stands; None for one that was undone before its effect came: that effect stands, and its undo is spent."""
+    is_spent = item.entry.state is UndoState.COMPENSATED and not item.entry.by_hand and _was_sent_too_early(item)
+    return None if is_spent else item.entry.state
 
 
 def _stands(found: Found, effect: Effect) -> bool:
@@ -213,7 +219,7 @@ def _moves(found: Found) -> list[Move]:
     for item in unsettled:
         moves += _skip_moves(session, item)
     moves.append(_unwind_move(found))
-    left = f"steps {_steps(unsettled)} stay as they are" if unsettled else "nothing is left to undo"
+    left = f"steps {_steps(unsettled)} stay as they are" if unsettled else "nothing is left that can be undone from here"
     moves.append(
         Move(
             name="resolve",
@@ -266,12 +272,14 @@ def _needs_result(item: StackItem) -> bool:
 def _retry_move(found: Found, item: StackItem) -> Move:
     entry, call = item.entry, item.call
     if call is not None and call.first_sent_at is not None:
+        title = f"Try the undo of step {entry.stack_position} again"
         consequence = f"sent to {call.url} under the same key, {entry.idempotency_key}, with the same bytes; the unwind goes on from there"
     else:
+        title = f"Send the undo of step {entry.stack_position}"
         consequence = f"sent for the first time, under the key {entry.idempotency_key}; the unwind goes on from there"
     return Move(
         name="retry",
-        title=f"Try the undo of step {entry.stack_position} again{_what(item)}",
+        title=f"{title}{_what(item)}",
         consequence=consequence,
         path=f"/undo/{entry.undo_id}/retry",
         version=found.session.version,
@@ -318,8 +326,8 @@ def _unwind_move(found: Found) -> Move:
         title = f"Undo what is left: steps {_steps(unsettled)}, newest first"
         consequence = "undos that failed are tried again under the same key; what is irreversible stands"
     else:
-        title = "Close the session as compensated"
-        consequence = "nothing is left to undo"
+        title = "Close the session: nothing is left that can be undone from here"
+        consequence = "it ends as compensated; `clean` says whether everything was undone by itself"
     return Move(
         name="unwind",
         title=title,

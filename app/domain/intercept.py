@@ -220,7 +220,8 @@ def may_take_effects(draft: Draft) -> SagaError | None:
         case SessionState.AWAITING_APPROVAL:
             return Conflict(
                 "session_awaiting_approval",
-                f"session {session.session_id} waits for a person to decide an earlier call; do not run the tool",
+                f"step {session.last_step} of session {session.session_id} waits for a person, or, once approved, for its resume; "
+                "do not run the tool",
                 state=session.state,
             )
         case _:

@@ -73,7 +73,8 @@ class Stack:
 def retry(draft: Draft, target: StackItem, stack: Stack, order: Retry, policy: EgressPolicy) -> SagaError | None:
     """Try an undo again with a fresh budget, the same key and the same bytes, and let the unwind go on from there."""
     session, entry = draft.session, target.entry
-    if session.state in UNWINDING_STATES | {SessionState.COMPENSATED} and entry.state is not UndoState.FAILED:
+    is_same_place = order.url is None or (target.call is not None and target.call.url == order.url)
+    if _is_resumed(session) and entry.state is not UndoState.FAILED and is_same_place:
         return None  # ordered already
     refusal = _must_be_halted(session) or _must_be_unsettled(entry) or _must_be_next(target, stack)
     refusal = refusal or (None if order.url is None else _may_not_move_to(target, order.url, policy))
@@ -116,7 +117,7 @@ def skip(draft: Draft, target: Reported, order: Skip) -> SagaError | None:
 def unwind(draft: Draft, stack: Stack, reason: str) -> SagaError | None:
     """Let the unwind go on with the newest entry, failed ones included; this is also how one past the pivot is ordered."""
     session = draft.session
-    if session.state in UNWINDING_STATES | {SessionState.COMPENSATED}:
+    if _is_resumed(session):
         return None  # ordered already
     refusal = _must_be_halted(session)
     if refusal is not None:
@@ -177,7 +178,8 @@ def settle(draft: Draft, seen: Reported, irreversible: Sequence[Effect], order: 
         return seen  # known already
     if session.state not in REPORTING_STATES | {SessionState.HALTED}:
         return _not_halted(session)
-    if effect.state is not EffectState.UNKNOWN:
+    is_result_missing = effect.state is EffectState.COMMITTED and effect.result is None and order.outcome is Outcome.COMMITTED
+    if effect.state is not EffectState.UNKNOWN and not is_result_missing:
         return Conflict(
             "not_unknown",
             f"step {effect.step_index} is {effect.state}; only a call whose outcome is unknown can be settled",
@@ -190,6 +192,8 @@ def settle(draft: Draft, seen: Reported, irreversible: Sequence[Effect], order: 
         body={"effect_id": str(effect.effect_id), "outcome": order.outcome.value, "reason": order.reason},
         contents={} if order.result is None else {"result": order.result},
     )
+    if is_result_missing:
+        return replace(seen, effect=draft.change_effect(effect, result=order.result))
     if order.outcome is Outcome.COMMITTED:
         settled = outcomes.settle_committed(draft, seen, order.result)
         outcomes.pivot_if_irreversible(draft, settled.effect)
@@ -227,6 +231,11 @@ def _record_retry(draft: Draft, target: StackItem, order: Retry) -> None:
 
 def _reason_of(session: Session) -> str | None:
     return session.halt_reason.value if session.halt_reason else None
+
+
+def _is_resumed(session: Session) -> bool:
+    """Tell whether the unwind goes on, or has ended, because a person had it go on: what was ordered then may be ordered again."""
+    return session.state in {SessionState.COMPENSATING, SessionState.COMPENSATED} and session.halted_at is not None
 
 
 def _must_be_halted(session: Session) -> SagaError | None:

@@ -38,6 +38,9 @@ AGENT_TIMEOUT = "agent_timeout"
 
 UNSETTLED = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN, EffectState.AWAITING_APPROVAL, EffectState.APPROVED})
 
+NEVER_RELEASED = frozenset({EffectState.REJECTED, EffectState.EXPIRED, EffectState.CANCELLED})
+"""Whoever reports that such a call happened says that it passed the gate by: its session goes on, and is not clean."""
+
 MOVABLE_OUTCOMES = frozenset({EffectState.EXECUTING, EffectState.UNKNOWN})
 
 
@@ -77,11 +80,11 @@ def commit(draft: Draft, seen: Reported, result: bytes) -> Reported | SagaError:
         return _commit_late(draft, seen, result)
     if effect.state is EffectState.COMMITTED:
         return seen if effect.result == result else _result_differs(effect)
-    if effect.state is EffectState.FAILED:
+    if effect.state is EffectState.FAILED or effect.state in NEVER_RELEASED:
         return _commit_contradicted(draft, seen, result)
     if effect.state not in MOVABLE_OUTCOMES:
         return _not_executing(effect)
-    if seen.is_running_as_action:
+    if seen.action is not None:
         return _runs_as_action(effect)
     committed = settle_committed(draft, seen, result)
     draft.record(EntryKind.EXECUTED, effect.step_index, body={"effect_id": str(effect.effect_id)}, contents={"result": result})
@@ -101,7 +104,7 @@ def fail_effect(draft: Draft, seen: Reported, report: FailReport, irreversible: 
         return seen
     if effect.state not in MOVABLE_OUTCOMES:
         return _not_executing(effect)
-    if seen.is_running_as_action:
+    if seen.action is not None:
         return _runs_as_action(effect)
     body = {"effect_id": str(effect.effect_id), "outcome": report.outcome.value, "error": report.error}
     draft.record(EntryKind.FAILED, effect.step_index, body=body)
@@ -324,8 +327,13 @@ def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
     if effect.outcome is Outcome.COMMITTED and effect.result == result:
         return refusal  # known already, in time or late
     _record_late(draft, effect, result)
-    if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED} or seen.undo_entry is None:
-        return refusal  # halted or resolved: a person owns it; or nothing that an undo could have met
+    if session.state not in UNWINDING_STATES | {SessionState.COMPENSATED}:
+        if effect.outcome is not Outcome.COMMITTED:
+            draft.change_session(clean=False)
+        return refusal  # halted or resolved: a person owns it, and sees the report
+    if seen.undo_entry is None:
+        _take_late_without_undo(draft, effect)
+        return refusal
     match effect.outcome:
         case Outcome.UNKNOWN if effect.state is EffectState.UNKNOWN:  # its undo was not sent, or a person lets the effect stand
             draft.move_effect(effect, EffectState.COMMITTED, outcome=Outcome.COMMITTED, result=result, executed_at=draft.now)
@@ -340,15 +348,27 @@ def _commit_late(draft: Draft, seen: Reported, result: bytes) -> SagaError:
     return refusal
 
 
+def _take_late_without_undo(draft: Draft, effect: Effect) -> None:
+    """Hand over a call that happened though it was said that it did not; one that no person had let go ahead is marked, and told."""
+    if effect.reversibility is Reversibility.READ_ONLY:
+        return
+    if effect.state is EffectState.FAILED:
+        pivot_if_irreversible(draft, effect)
+        _hand_over_late(draft)
+    elif effect.state in NEVER_RELEASED:
+        draft.change_session(clean=False)
+
+
 def _commit_contradicted(draft: Draft, seen: Reported, result: bytes) -> SagaError:
-    """Take the report that a call happened after all, though it was said that it did not: its undo is gone, so a person has to look."""
+    """Take the report that a call happened though it was said that it did not, or a person had said no: a person has to look."""
     effect = seen.effect
     refusal = _not_executing(effect)
     if effect.reversibility is Reversibility.READ_ONLY:
         return refusal
     _record_late(draft, effect, result)
-    draft.change_session(late_effect=True, clean=False)
-    pivot_if_irreversible(draft, effect)
+    draft.change_session(late_effect=draft.session.late_effect or effect.state is EffectState.FAILED, clean=False)
+    if effect.state is EffectState.FAILED:
+        pivot_if_irreversible(draft, effect)
     return refusal
 
 
@@ -416,7 +436,7 @@ def _result_differs(effect: Effect) -> SagaError:
 def _runs_as_action(effect: Effect) -> SagaError:
     return Conflict(
         "runs_as_action",
-        f"step {effect.step_index} is executed by the service, which will see for itself what comes of it",
+        f"step {effect.step_index} is executed by the service, which sees what comes of it; an operator may settle what stays unknown",
         step_index=effect.step_index,
         state=effect.state.value,
     )

@@ -1,7 +1,7 @@
 """A person's verbs about a parked call: approve, reject, resume. Must not answer before the commit, nor decide anything itself."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.domain import approval
 from app.domain.approval import Approve, Parked, Reject, Released, Resume
@@ -63,6 +63,8 @@ class Decisions:
             tool = None if version is None else await tools.find(tx, seen.effect.tool, version)
             draft = self.verbs.draft(locked, principal)
             definition = tool.tool.definition if tool else None
+            if resume.request_key is not None:  # two keys of one subject in two roles are two principals
+                resume = replace(resume, request_key=f"{principal.role}:{resume.request_key}")
             parked = Parked(seen=seen, known=await verbs.known(tx, locked), evidence=evidence, definition=definition)
             released = approval.release(draft, parked, resume)
             if not draft.is_empty:  # a refusal may leave evidence, which is committed before it is answered

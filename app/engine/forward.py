@@ -231,10 +231,11 @@ def _fail(draft: Draft, seen: Sequence[Reported], error: str, named: NamedFailur
     if named is not None and draft.session.state in outcomes.REPORTING_STATES:
         if named.step_index not in by_step:
             return verbs.effect_not_found(draft.session.session_id, named.step_index)
-        reported = outcomes.fail_effect(draft, by_step[named.step_index], named.report, [one.effect for one in seen])
-        if isinstance(reported, SagaError):
-            return reported
-        by_step[named.step_index] = reported
+        if by_step[named.step_index].action is None:  # of a call that the service executes, the service sees for itself what became
+            reported = outcomes.fail_effect(draft, by_step[named.step_index], named.report, [one.effect for one in seen])
+            if isinstance(reported, SagaError):
+                return reported
+            by_step[named.step_index] = reported
     return outcomes.fail_session(draft, error, list(by_step.values()))
 
 

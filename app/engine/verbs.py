@@ -8,8 +8,8 @@ from typing import TypeAlias
 from app.domain.access import may_see, session_not_found
 from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.errors import Invalid, NotFound, SagaError, Stale
-from app.domain.model import CallKind, EffectState, Principal, SessionId, StepIndex
-from app.domain.outcomes import Reported
+from app.domain.model import CallKind, Principal, SessionId, StepIndex
+from app.domain.outcomes import MOVABLE_OUTCOMES, Reported
 from app.engine.events import announce
 from app.storage import answers, calls, sessions, views
 from app.storage import changes as storage_changes
@@ -163,20 +163,21 @@ def reported(found: LockedEffect) -> Reported:
 
 
 async def known(tx: Transaction, locked: Locked) -> list[Reported]:
-    """Return what is known of the locked effects, with the actions that are under way.
+    """Return what is known of the locked effects, with the service's own calls of those that may still turn out one way or the other.
 
-    Where there are such, every pending undo entry comes along: several calls may turn out not to have happened at once.
+    Where such a call is under way, every pending undo entry comes along: several may turn out not to have happened at once.
     """
     seen = [reported(found) for found in locked.effects]
-    if not any(one.effect.state is EffectState.EXECUTING and one.approval is not None for one in seen):
+    released = [one.effect.effect_id for one in seen if one.approval is not None and one.effect.state in MOVABLE_OUTCOMES]
+    if not released:
         return seen
     session_id = locked.session.session_id
-    due = await calls.lock_calls(tx, session_id, [])
-    actions = {call.step_index: call for call in due if call.kind is CallKind.ACTION}
-    if not actions:
-        return seen
-    all_pending = locked.joined(await sessions.lock(tx, session_id, Wanted(pending=True)))
-    return [replace(one, action=actions.get(one.effect.step_index)) for one in map(reported, all_pending.effects)]
+    found = await calls.lock_calls(tx, session_id, released)
+    actions = {call.step_index: call for call in found if call.kind is CallKind.ACTION}
+    if any(call.due_at is not None for call in actions.values()):
+        all_pending = locked.joined(await sessions.lock(tx, session_id, Wanted(pending=True)))
+        seen = [reported(one) for one in all_pending.effects]
+    return [replace(one, action=actions.get(one.effect.step_index)) for one in seen]
 
 
 async def _replay(tx: Transaction, ask: Ask) -> Answer | None:

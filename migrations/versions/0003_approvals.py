@@ -26,7 +26,7 @@ ALTER TABLE approvals
   ADD COLUMN is_continued boolean,
   ADD COLUMN released_at timestamptz CHECK (released_at >= decided_at AND released_at < expires_at),
   ADD COLUMN released_to text,
-  ADD COLUMN release_key text CHECK (length(release_key) BETWEEN 1 AND 255);
+  ADD COLUMN release_key text CHECK (length(release_key) BETWEEN 1 AND 300);
 UPDATE approvals AS a
 SET
   ttl_seconds = greatest(1, extract(epoch FROM a.expires_at - a.requested_at)::integer),
@@ -53,7 +53,7 @@ COMMENT ON COLUMN approvals.reason IS 'What the person said';
 COMMENT ON COLUMN approvals.is_continued IS 'Rejected with then: continue, so the session goes on';
 COMMENT ON COLUMN approvals.released_at IS 'When the call was let go ahead, once';
 COMMENT ON COLUMN approvals.released_to IS 'The subject that was told to execute, or had it executed';
-COMMENT ON COLUMN approvals.release_key IS 'The Idempotency-Key of the resume, so that its lost answer can be had again';
+COMMENT ON COLUMN approvals.release_key IS 'Role and Idempotency-Key of the resume, so that its lost answer can be had again';
 CREATE INDEX approvals_open ON approvals (org, requested_at, session_id, step_index) WHERE state IN ('pending', 'approved');
 CREATE INDEX approvals_by_age ON approvals (org, requested_at, session_id, step_index);
 CREATE INDEX approvals_expiring ON approvals (expires_at) WHERE state IN ('pending', 'approved');

@@ -446,5 +446,6 @@ async def test_session_goes_on_when_a_rejection_says_so(service: Service, endpoi
     assert code(await service.agent.commit("s", 2, "transfer-ok")) == (409, "not_executing")
     await do_step(service.agent, "s", 3, endpoint.url("/undo"))
     completed = await service.agent.complete("s")
-    assert (completed.status_code, completed.json()["state"], completed.json()["clean"]) == (200, "completed", True)
+    assert (completed.status_code, completed.json()["state"], completed.json()["clean"]) == (200, "completed", False)
+    assert "LATE_COMMIT" in await service.auditor.kinds("s"), "that the rejected call is said to have happened leaves a trace"
     assert endpoint.received == []

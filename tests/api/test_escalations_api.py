@@ -231,7 +231,7 @@ async def test_package_says_what_cannot_be_undone_and_who_allowed_it_when_the_pi
     assert names_of(package) == [
         ("settle", "Step 2 (send_wire_transfer) did happen"),
         ("settle", "Step 2 (send_wire_transfer) did not happen"),
-        ("retry", "Try the undo of step 1 again: take back s-1"),
+        ("retry", "Send the undo of step 1: take back s-1"),
         ("skip", "Step 1 was undone by hand: take back s-1"),
         ("skip", "Let step 1 stand: take back s-1"),
         ("unwind", "Undo what is left: steps 1, newest first"),
@@ -245,7 +245,7 @@ async def test_package_says_what_the_reports_contradict_when_an_effect_came_late
     """Nobody has to compare reports and times at night: which undo may have met nothing, and what nothing will undo, is said."""
     operator, agent = night.service.operator, night.service.agent
     await night.late("undone")
-    assert sentences((await escalation(operator, "undone"))["undone"]) == {
+    assert sentences((await escalation(operator, "undone"))["cannot_be_undone"]) == {
         2: "its endpoint said so after 1 attempt(s), but that the call happened was reported only after that"
     }
 

@@ -272,7 +272,7 @@ async def test_rejected_call_never_runs_whatever_is_tried(service: Service, endp
         anew = await service.agent.intercept("s", idempotency_key=f"new-{attempt}", **{**asked, "step_index": 4})
         assert code(anew) == (409, "session_not_active")
         session = await rest(service.agent, "s")
-        assert (session["state"], session["clean"]) == ("compensated", True)
+        assert (session["state"], session["clean"]) == ("compensated", False), "the rejected call is said to have happened"
     assert [request.path for request in endpoint.received] == ["/undo/2", "/undo/1"]
     effect = await service.agent.effect("s", 3)
     assert (effect["state"], effect["released_to"], effect["result"]) == ("rejected", None, None)

@@ -28,7 +28,7 @@ SECOND_HALF = "The mail service is back"
 CHAPTERS = {
     "A. ": ("[AWAITING_APPROVAL] Tool 'send_reply' requires human approval", "409 payload_changed", "compensated"),
     "B. ": ("mail_1 sent", "409 already_released", "halted (failed_after_pivot)"),
-    "C. ": ("cannot be undone  step 4 send_reply", "curl -sS -X POST http://127.0.0.1:", "/unwind"),
+    "C. ": ("cannot be undone  step 4 send_reply", "curl -sS -X POST 'http://127.0.0.1:", "/unwind"),
     "D. ": ("halted (compensation_failed) at step 2", "retries", "compensated, not clean"),
 }
 """What each chapter of the second half tells, in this order."""

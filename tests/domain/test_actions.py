@@ -288,18 +288,25 @@ def test_run_is_not_complete_when_the_service_executes_a_call() -> None:
     assert draft.is_empty
 
 
-@pytest.mark.parametrize(
-    "report", [None, FailReport(outcome=Outcome.NOT_APPLIED, error="no"), FailReport(outcome=Outcome.UNKNOWN, error="?")]
-)
+NOT_APPLIED = FailReport(outcome=Outcome.NOT_APPLIED, error="no")
+PERHAPS = FailReport(outcome=Outcome.UNKNOWN, error="?")
+
+
+@pytest.mark.parametrize("report", [None, NOT_APPLIED, PERHAPS])
 def test_report_of_somebody_else_is_refused_when_the_service_executes_the_call(report: FailReport | None) -> None:
-    """The service sees for itself; after its end the agent may add what it knows."""
+    """The service sees for itself; what stays unknown an operator may settle, and the agent cannot know more than that."""
     world = in_flight(tool())
     session = world.session
     assert code_of(commit(world, STEP) if report is None else fail_effect(world, STEP, report)) == "runs_as_action"
     assert world.session == session
     answer(world, due_at_step(world, STEP), answered(303))
-    assert world.effects[STEP].state is E.UNKNOWN
-    assert code_of(commit(world, STEP) if report is None else fail_effect(world, STEP, report)) is None
+    session = world.session
+    refusal = commit(world, STEP) if report is None else fail_effect(world, STEP, report)
+    assert code_of(refusal) == (None if report is PERHAPS else "runs_as_action"), "what is known already is no contradiction"
+    assert (world.effects[STEP].state, world.session) == (E.UNKNOWN, session)
+    draft = world.draft(OPERATOR)
+    order = operations.Settle(reason="looked", outcome=Outcome.COMMITTED)
+    assert isinstance(operations.settle(draft, world.reported(STEP), [], order), Reported)
 
 
 def test_silence_is_no_reason_to_fail_a_run_when_the_service_executes_a_call() -> None:

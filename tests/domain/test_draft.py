@@ -102,7 +102,9 @@ VISIBLE: list[tuple[str, Any, bool]] = [
     ("a call", lambda draft: draft.change_call(new_call(), attempts=1), False),
     ("an effect", lambda draft: draft.change_effect(new_effect(), attempt=2), True),
     ("an entry", lambda draft: draft.move_undo_entry(new_entry(), UndoState.SKIPPED), True),
-    ("the journal", lambda draft: draft.record(EntryKind.LATE_FAIL), True),
+    ("the journal", lambda draft: draft.record(EntryKind.HALT_ORDERED), True),
+    ("a report that moves nothing", lambda draft: draft.record(EntryKind.LATE_FAIL), False),
+    ("a mark", lambda draft: draft.change_session(clean=False), True),
 ]
 
 
@@ -147,7 +149,7 @@ def test_time_never_runs_backwards_when_the_database_clock_does(seconds: int) ->
     """Entries, rows and ids take the later of the clock and the newest entry."""
     head = JournalHead(seq=1, digest=bytes([7]) * 32, at=START)
     draft = new_draft(new_session(head=head), START + timedelta(seconds=seconds))
-    draft.record(EntryKind.LATE_FAIL)
+    draft.record(EntryKind.HALT_ORDERED)
     after = draft.changes().after
     expected = START + timedelta(seconds=max(seconds, 0))
     assert draft.now == expected

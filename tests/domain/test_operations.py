@@ -192,7 +192,7 @@ def resolve_one(draft: WitnessedDraft, entry: UndoState) -> object:
     return operations.resolve(draft, "let it be")
 
 
-HARMLESS = UNWINDING_STATES | {S.COMPENSATED}
+HARMLESS = {S.COMPENSATING, S.COMPENSATED}  # where the session was halted before: what was ordered then may be ordered again
 NOT_HALTED = "session_not_halted"
 # An order and the state of the only undo -> where it is carried out, where it changes nothing, and the refusal everywhere else.
 ORDERS: list[tuple[Order, UndoState, set[SessionState], set[SessionState], str]] = [
@@ -216,7 +216,7 @@ def test_order_is_carried_out_harmless_or_refused_when_the_session_is_in_a_state
     give: Order, entry: UndoState, carried_out: set[SessionState], harmless: set[SessionState], code: str, state: SessionState
 ) -> None:
     """An operator owns what is halted; what was ordered already, or is under way, is no error; everything else is refused."""
-    draft = World(seed=1, session=new_session(state, clean=False)).draft(OPERATOR)
+    draft = World(seed=1, session=new_session(state, clean=False, halted_at=START)).draft(OPERATOR)
     refusal = give(draft, entry)
     assert draft.is_empty is (state not in carried_out)
     if state in carried_out | harmless:
@@ -224,6 +224,15 @@ def test_order_is_carried_out_harmless_or_refused_when_the_session_is_in_a_state
         return
     assert isinstance(refusal, Conflict)
     assert (refusal.code, refusal.facts["state"]) == (code, state)
+
+
+@pytest.mark.parametrize("give", [retry_one, unwind_one])
+@pytest.mark.parametrize("state", sorted(HARMLESS))
+def test_order_is_refused_when_the_unwind_goes_on_by_itself(give: Order, state: SessionState) -> None:
+    """Nobody has ordered it before, so this is no repeat: an order that changes nothing must not look carried out."""
+    draft = World(seed=1, session=new_session(state, halted_at=None)).draft(OPERATOR)
+    assert code_of(give(draft, U.PENDING)) == NOT_HALTED
+    assert draft.is_empty
 
 
 @pytest.mark.parametrize("give", [retry_one, skip_one, undo_one_by_hand])
@@ -762,11 +771,14 @@ def test_settle_as_committed_lets_the_undo_be_sent_as_such_when_the_unwind_goes_
     assert [(entry.kind, entry.actor) for entry in world.entries[count:]] == [(K.SETTLED, OPERATOR)]
     told = told_of(world, K.SETTLED)
     assert (told["outcome"], told["reason"]) == ("committed", "looked it up")
-    assert code_of(settle(world, 1, Outcome.COMMITTED, b'{"credit_id":"c-2"}')) == "not_unknown"
     session = world.session
     for same in (None, result):
         assert isinstance(settle(world, 1, Outcome.COMMITTED, same), Reported)
     assert world.session == session, "a repeat changes nothing"
+    if result is None:
+        assert isinstance(settle(world, 1, Outcome.COMMITTED, b'{"late":1}'), Reported)
+        assert world.effects[1].result == b'{"late":1}', "a result that nobody had may still be told"
+    assert code_of(settle(world, 1, Outcome.COMMITTED, b'{"credit_id":"c-2"}')) == "not_unknown"
     if is_halted:
         unwind(world)
     else:

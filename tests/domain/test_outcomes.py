@@ -35,7 +35,8 @@ COMMITS_IN_TIME: dict[E, tuple[E | str, list[K]]] = {
     E.UNKNOWN: (E.COMMITTED, [K.EXECUTED]),
     E.COMMITTED: (E.COMMITTED, []),
     E.FAILED: ("not_executing", [K.LATE_COMMIT]),
-    **{state: ("not_executing", []) for state in E if state not in {E.EXECUTING, E.UNKNOWN, E.COMMITTED, E.FAILED}},
+    **dict.fromkeys((E.REJECTED, E.EXPIRED, E.CANCELLED), ("not_executing", [K.LATE_COMMIT])),
+    **dict.fromkeys((E.AWAITING_APPROVAL, E.APPROVED, E.COMPENSATING, E.COMPENSATED, E.COMPENSATION_FAILED), ("not_executing", [])),
 }
 
 
@@ -54,6 +55,22 @@ def test_commit_moves_repeats_or_refuses_when_it_is_in_time(state: E, session: S
         return
     assert code_of(decided) == expected
     assert draft.is_empty is not bool(kinds)
+
+
+@pytest.mark.parametrize(
+    ("session", "kinds"),
+    [
+        (SessionState.COMPENSATING, [K.LATE_COMMIT, K.PIVOT]),
+        (SessionState.COMPENSATED, [K.LATE_COMMIT, K.PIVOT, K.HALTED]),
+    ],
+)
+def test_session_goes_to_a_person_when_the_irreversible_call_happened_after_all(session: SessionState, kinds: list[K]) -> None:
+    """It was unwound because the irreversible call had done nothing; the report that it did is the pivot, and nothing is clean."""
+    draft = new_draft(new_session(session))
+    irreversible = Reported(effect=new_effect(E.FAILED, reversibility=Reversibility.IRREVERSIBLE), undo_entry=None)
+    assert code_of(outcomes.commit(draft, irreversible, RESULT)) == "session_not_active"
+    assert kinds_of(draft) == kinds
+    assert (draft.session.late_effect, draft.session.pivoted, draft.session.clean) == (True, True, False)
 
 
 def test_session_goes_to_a_person_when_a_call_happened_after_all() -> None:
@@ -162,7 +179,8 @@ def test_commit_leaves_evidence_and_is_refused_when_it_is_late(  # noqa: PLR0913
     assert (effect.state, changes.after.state, changes.after.late_effect) == (after, session_after, is_marked)
     if changes.effects:
         assert (effect.outcome, effect.result, effect.executed_at) == (Outcome.COMMITTED, OTHER, draft.now)
-    assert changes.after.clean is not is_marked
+    is_news_for_a_person = session in {SessionState.HALTED, SessionState.RESOLVED} and known is not Outcome.COMMITTED
+    assert changes.after.clean is not (is_marked or is_news_for_a_person)
     if session_after is not session:
         assert changes.after.halt_reason is HaltReason.LATE_EFFECT
         assert [entry.kind for entry in changes.entries] == [K.LATE_COMMIT, K.HALTED]

@@ -11,8 +11,8 @@ from tests.domain.walk import Walk
 DICE = st.randoms(use_true_random=False)
 
 
-@settings(max_examples=60, deadline=None)
-@given(dice=DICE, count=st.integers(1, 40))
+@settings(max_examples=80, deadline=None, report_multiple_bugs=False)
+@given(dice=DICE, count=st.integers(1, 30))
 def test_session_keeps_its_laws_when_anything_happens(dice: Random, count: int) -> None:
     """Short lives, made shorter by Hypothesis where one breaks a law."""
     walk = Walk()

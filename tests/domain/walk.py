@@ -3,7 +3,8 @@
 Every act is compared with what the contract says of it, and the world refuses what must never be.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from random import Random
 from typing import TypeAlias
@@ -136,20 +137,22 @@ class Walk:
         self.log: list[tuple[object, ...]] = []
 
     def step(self, dice: Random) -> None:
-        """Let one thing happen that can happen now; a fault carries the whole story."""
+        """Let one thing happen that can happen now."""
         act = dice.choice(self._possible())
         self._tell(act.__name__)
-        try:
+        with self._story():
             act(dice)
-        except BaseException as fault:
-            fault.add_note("\n".join(["what happened:", *(" ".join(map(str, what)) for what in self.log)]))
-            raise
         if self.is_halted():
             told = {EntryKind.HALTED, EntryKind.LATE_COMMIT, EntryKind.LATE_FAIL, EntryKind.SETTLED, EntryKind.PIVOT}
             assert self.world.entries[-1].kind in told | {EntryKind.SKIPPED, EntryKind.COMPENSATED}
 
     def finish(self) -> None:
         """Let everything be answered: a failed session comes to rest, a person can bring any halted one to an end, the chain verifies."""
+        self._tell("finish")
+        with self._story():
+            self._finish()
+
+    def _finish(self) -> None:
         for _ in range(200):
             if self.flying:
                 self._answer(min(self.flying), DONE, 0.5, may_go_on=True)
@@ -391,9 +394,10 @@ class Walk:
         self._tell(step, outcome)
         irreversible = [other for other in world.effects.values() if other.reversibility is Reversibility.IRREVERSIBLE]
         result = dice.choice([None, *RESULTS]) if outcome is Outcome.COMMITTED else None
-        draft = world.draft(OPERATOR)
+        effect, draft = world.effects[step], world.draft(OPERATOR)
         operations.settle(draft, world.reported(step), irreversible, Settle(reason="looked it up", outcome=outcome, result=result))
-        assert draft.is_empty is (step not in unknown)
+        is_result_missing = effect.state is EffectState.COMMITTED and effect.result is None and result is not None
+        assert draft.is_empty is not (step in unknown or is_result_missing)
         self._decide(draft)
 
     def begin_another(self, dice: Random) -> None:
@@ -407,6 +411,15 @@ class Walk:
         """Return the calls that were ever parked, those that still wait more often."""
         waiting = [step for step, asked in self.world.approvals.items() if asked.state in {ApprovalState.PENDING, ApprovalState.APPROVED}]
         return sorted(self.world.approvals) + waiting * 5
+
+    @contextmanager
+    def _story(self) -> Iterator[None]:
+        """Have a fault carry what led to it."""
+        try:
+            yield
+        except Exception as fault:
+            fault.add_note("\n".join(["what happened:", *(" ".join(map(str, what)) for what in self.log)]))
+            raise
 
     def _decide(self, draft: WitnessedDraft) -> None:
         acts.keep(self.world, draft)

@@ -44,7 +44,7 @@ from app.domain.model import (
     UndoState,
 )
 from app.domain.operations import UNSETTLED_UNDO, Stack
-from app.domain.outcomes import REPORTING_STATES, UNSETTLED, Reported
+from app.domain.outcomes import MOVABLE_OUTCOMES, REPORTING_STATES, UNSETTLED, Reported
 from app.domain.retry import Attempt, Failure
 from app.domain.states import NEW_EFFECT_STATES, RESTING_STATES, UNWINDING_STATES
 from app.domain.tools import Definition
@@ -393,9 +393,10 @@ class World:
         return WitnessedDraft(self.session, Surroundings(now=self.now, actor=actor, random_bytes=self._dice.randbytes))
 
     def reported(self, step: int) -> Reported:
-        """Read an effect with its undo entry, its approval, and its action where one is due."""
-        action = next((call for call in self.due_calls() if call.kind is CallKind.ACTION and call.step_index == step), None)
-        return Reported(effect=self.effects[step], undo_entry=self.stack.get(step), approval=self.approvals.get(step), action=action)
+        """Read an effect with its undo entry, its approval, and the service's own call of it while that may still turn out either way."""
+        effect = self.effects[step]
+        action = self.calls.get(effect.effect_id) if effect.state in MOVABLE_OUTCOMES else None
+        return Reported(effect=effect, undo_entry=self.stack.get(step), approval=self.approvals.get(step), action=action)
 
     def known(self, *, pending: bool = False) -> list[Reported]:
         """Read what failing the session needs: everything open, and the two newest pending entries, or all of them beside actions."""
@@ -479,6 +480,7 @@ class World:
         _keep(self.approvals, changes.approvals, lambda approval: approval.step_index)
         self.session = changes.after
         self.entries.extend(changes.entries)
+        assert not (changes.before.halt_ordered and draft.begun), "an undo began after a halt had been ordered"
         for step in draft.begun:
             self.check_is_next(step)
         self.check()
@@ -580,7 +582,7 @@ def _check_moves_are_told(draft: WitnessedDraft, changes: Changes) -> None:
     assert told[EntryKind.SESSION_FAILED] == has_failed
     late = told[EntryKind.LATE_COMMIT] + told[EntryKind.LATE_FAIL]
     # In time there is one late report: that a call happened of which it was said that it had not. It marks the session.
-    assert not was_reporting or not late or (changes.after.late_effect and not told[EntryKind.LATE_FAIL])
+    assert not was_reporting or not late or (not changes.after.clean and not told[EntryKind.LATE_FAIL])
     assert told[EntryKind.PIVOT] == (changes.after.pivoted and not changes.before.pivoted)
     _check_outcomes_are_told(moves, told, late)
     _check_orders_are_told(changes, moves, told)
@@ -603,6 +605,7 @@ def _check_orders_are_told(changes: Changes, moves: Counter[tuple[str, str]], to
     ordered = told[EntryKind.RETRIED] + told[EntryKind.UNWIND_ORDERED]
     assert ordered == (changes.before.state is SessionState.HALTED and moves["session", SessionState.COMPENSATING])
     assert ordered or not moves["entry", UndoState.PENDING]
+    assert not (ordered and changes.after.late_effect), "what the person has seen would halt the unwind again"
     assert told[EntryKind.HALT_ORDERED] or changes.before.halt_ordered or not changes.after.halt_ordered
 
 

@@ -44,8 +44,9 @@ async def executed(service: Service, name: str, step: int = 1, tool: str = "wire
     """Have a call approved, release it, and return the answer once the service has come to an end with it."""
     await approved(service, name, step, tool)
     answer = await service.operator.resume(name, step, PAYLOAD, wait_s=WAIT_SECONDS)
-    assert (answer.status_code, answer.json()["decision"]) == (200, "executed"), answer.text
     found: JsonObject = answer.json()
+    told = {"committed": "executed", "not_applied": "failed", "unknown": "unknown"}[found["outcome"]]
+    assert (answer.status_code, found["decision"]) == (200, told), "the decision says what came of it"
     return found
 
 
@@ -216,8 +217,6 @@ async def test_report_is_refused_while_the_service_executes_the_call(service: Se
     for client in (service.agent, service.operator):
         assert code(await client.commit("s", 1, "transfer-ok")) == (409, "runs_as_action")
         assert code(await client.fail_effect("s", 1, "not_applied")) == (409, "runs_as_action")
-    named = await service.agent.fail("s", effect={"step_index": 1, "outcome": "not_applied"})
-    assert code(named) == (409, "runs_as_action")
     assert code(await service.agent.complete("s")) == (409, "unsettled_effects")
     other = await service.agent.intercept("s", step_index=2, tool="wire", payload=PAYLOAD)
     assert code(other) == (409, "unsettled_effects")
@@ -225,8 +224,23 @@ async def test_report_is_refused_while_the_service_executes_the_call(service: Se
     assert (await do_step(service.agent, "s", 3, endpoint.url("/undo")))["decision"] == "execute", "what can be undone may go on"
     held.set()
     assert (await service.agent.effect("s", 1, wait_s=WAIT_SECONDS))["state"] == "unknown"
-    learnt = await service.agent.commit("s", 1, "transfer-ok")
-    assert (learnt.status_code, learnt.json()["state"]) == (200, "committed"), "once it has ended, whoever knows more may say so"
+    for client in (service.agent, service.operator):
+        assert code(await client.fail_effect("s", 1, "not_applied")) == (409, "runs_as_action"), "who never ran it cannot take it back"
+    settled = await service.operator.post("/sessions/s/effects/1/settle", {"reason": "seen in the bank", "outcome": "committed"})
+    assert (settled.status_code, settled.json()["state"]) == (200, "committed"), "an operator who has looked may say so"
+
+
+async def test_run_fails_when_it_names_a_call_that_the_service_executes(service: Service, endpoint: FakeEndpoint) -> None:
+    """Who gives up because of such a call gives up: what is said of the call is left to the service, the run fails all the same."""
+    held = asyncio.Event()
+    await wire(service, endpoint, Reply(gate=held, status=422))
+    await approved(service, "s")
+    (await service.operator.resume("s", 1, PAYLOAD)).raise_for_status()
+    await endpoint.wait_for_requests(1)
+    named = await service.agent.fail("s", effect={"step_index": 1, "outcome": "unknown"})
+    assert (named.status_code, named.json()["state"]) == (202, "failed")
+    held.set()
+    assert (await at_rest(service, "s"))["state"] == "compensated"
 
 
 # How the request that was in flight when the run failed ends, and what becomes of the run.

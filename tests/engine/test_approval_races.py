@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from app.domain.model import OrgName, SessionId
+from app.domain.model import OrgName, Role, SessionId
 from tests.conftest import StartService
 from tests.factories import ORG, Client, Service, park
 from tests.fakes import FakeEndpoint, Reply
@@ -55,6 +55,19 @@ async def approved(service: Service, name: str, **asked: Any) -> None:
     """Have a call at step 1 of a new session approved."""
     await park(service.agent, name, 1, PAYLOAD, **asked)
     (await service.operator.approve(name, 1)).raise_for_status()
+
+
+async def test_lost_answer_is_not_given_to_another_role_of_the_same_subject(service: Service) -> None:
+    """An agent's and an operator's key are two principals, also where one person holds both: one release, one `execute`."""
+    await park(service.agent, "s", 1, PAYLOAD)
+    (await service.operator.approve("s", 1)).raise_for_status()
+    twin = await service.client(Role.OPERATOR, "agent-1")
+    first = await twin.post("/sessions/s/effects/1/resume", {"payload": PAYLOAD}, headers={"Idempotency-Key": "go"})
+    assert first.json()["decision"] == "execute"
+    second = await service.agent.post("/sessions/s/effects/1/resume", {"payload": PAYLOAD}, headers={"Idempotency-Key": "go"})
+    assert (second.status_code, second.json()["code"]) == (409, "already_released")
+    again = await twin.post("/sessions/s/effects/1/resume", {"payload": PAYLOAD}, headers={"Idempotency-Key": "go"})
+    assert again.json() == first.json()
 
 
 async def test_one_release_is_given_when_a_hundred_resume_at_once_on_two_replicas(services: StartService) -> None:
