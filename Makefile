@@ -34,7 +34,7 @@ lint: ## run the linter
 	$(TOOL) ruff check .
 
 types: ## run the type checker
-	$(TOOL) mypy --strict app tests migrations
+	$(TOOL) mypy --strict app tests migrations examples
 
 contracts: ## check who imports whom
 	$(RUN) python -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
