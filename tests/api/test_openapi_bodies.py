@@ -174,7 +174,8 @@ def test_parameters_are_bounded_when_paths_and_queries_are(document: dict[str, A
     """The rules of the URL are in the document, in JSON Schema's words."""
     schemas = {parameter["name"]: parameter["schema"] for parameter in _commit(document)["parameters"]}
 
-    assert schemas["session_id"]["pattern"] == "^[A-Za-z0-9._:-]{1,200}$"
+    assert schemas["session_id"]["pattern"] == r"^(\.{0,2}[A-Za-z0-9_:-][A-Za-z0-9._:-]*|\.{3}[A-Za-z0-9._:-]*)$"
+    assert (schemas["session_id"]["minLength"], schemas["session_id"]["maxLength"]) == (1, 200)
     assert (schemas["step"]["minimum"], schemas["step"]["maximum"]) == (1, 2_147_483_647)
     assert (schemas["wait_s"]["minimum"], schemas["wait_s"]["maximum"]) == (0, 55)
 

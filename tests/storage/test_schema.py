@@ -260,7 +260,7 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     ],
     "approvals_release_key_check": [
         ("approvals", RELEASED | {"release_key": "''"}),
-        ("approvals", RELEASED | {"release_key": "repeat('x', 256)"}),
+        ("approvals", RELEASED | {"release_key": "repeat('x', 301)"}),
     ],
     "approvals_check4": [
         ("approvals", {"state": "'cancelled'", "decided_at": "now()"}),
@@ -344,7 +344,7 @@ ACCEPTED: list[tuple[str, dict[str, str]]] = [
     *(("approvals", {"step_index": "2", "state": f"'{state}'"}) for state in ("pending", "expired", "cancelled")),
     *(("approvals", DECIDED | {"step_index": "2", "state": f"'{state}'"}) for state in ("expired", "cancelled")),
     ("approvals", RELEASED | {"step_index": "2"}),
-    ("approvals", RELEASED | {"step_index": "2", "release_key": "repeat('x', 255)"}),
+    ("approvals", RELEASED | {"step_index": "2", "release_key": "repeat('x', 300)"}),
     ("approvals", RELEASED | {"step_index": "2", "released_at": "now() + interval '1 hour' - interval '1 microsecond'"}),
     ("outgoing_calls", ACTION),
     ("outgoing_calls", ACTION | SENT | {"outcome": "NULL"}),
