@@ -6,10 +6,10 @@ UV ?= uv
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants lock
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants container-proof lock
 
 help: ## print this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
 
 demo: ## tell the story of a refund that fails, before its reply and after it, on a Postgres of its own
 	$(RUN) demo
@@ -34,7 +34,7 @@ lint: ## run the linter
 	$(TOOL) ruff check .
 
 types: ## run the type checker
-	$(TOOL) mypy --strict app tests migrations examples
+	$(TOOL) mypy --strict app tests migrations deploy examples
 
 contracts: ## check who imports whom
 	$(RUN) python -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
@@ -51,7 +51,11 @@ large: ## unwind a session of 10,000 steps and print what each undo cost
 mutants: ## break the code in small ways and see that a test notices each
 	$(TOOL) tests.mutants
 
+container-proof: ## build the image and run docker-compose.yml's services without Docker (Linux, root); OPTIONS="--base IMAGE"
+	$(TOOL) deploy.container_proof $(OPTIONS)
+
 lock: ## resolve the locks anew, keeping what still fits; OPTIONS=--upgrade takes the newest (needs uv)
 	$(COMPILE) $(OPTIONS) pyproject.toml --extra embedded --output-file requirements.lock
 	$(COMPILE) $(OPTIONS) pyproject.toml --extra dev --constraint requirements.lock --output-file requirements-dev.lock
+	echo 'hatchling>=1.27,<2' | $(COMPILE) $(OPTIONS) - --output-file requirements-build.lock
 	echo 'uv>=0.13,<0.14' | $(COMPILE) $(OPTIONS) - --output-file requirements-uv.lock

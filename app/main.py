@@ -11,9 +11,10 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 
-from app.api import approvals, effects, errors, escalations, health, journal, openapi, operations, sessions, tools
+from app.api import approvals, effects, errors, escalations, health, journal, metrics, openapi, operations, sessions, tools
 from app.api.dependencies import Engine
 from app.api.head import HeadAsGet
+from app.api.timing import VerbTimes
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
 from app.domain.model import RetryPolicy
@@ -21,7 +22,9 @@ from app.engine.authentication import Authenticator
 from app.engine.clock import Clock, SystemClock
 from app.engine.deadlines import Deadlines
 from app.engine.decisions import Decisions
+from app.engine.events import Events
 from app.engine.forward import Forward
+from app.engine.gauges import Gauges
 from app.engine.listening import keep_listening
 from app.engine.operations import Operations
 from app.engine.orchestrator import Limits, Orchestrator
@@ -32,10 +35,11 @@ from app.engine.verbs import Verbs
 from app.engine.waits import Waits
 from app.settings import Settings
 from app.storage.changes import Lease
-from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, open_database
+from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, open_database
+from app.telemetry import Telemetry
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0003"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0004"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -50,10 +54,13 @@ class Parts:
 
 def create_app(settings: Settings, database_url: str, parts: Parts | None = None, clock: Clock | None = None) -> FastAPI:
     """Build the HTTP application; pools and orchestrator live as long as its lifespan."""
+    clock = clock or SystemClock()
+    telemetry = Telemetry(version=VERSION, schema_revision=SCHEMA_REVISION)
+    events = Events(telemetry=telemetry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_engine(settings, database_url, parts or Parts(), clock or SystemClock()) as engine:
+        async with open_engine(settings, database_url, parts or Parts(), clock, events) as engine:
             app.state.engine = engine
             yield
 
@@ -67,8 +74,10 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
         redoc_url=None,
     )
     errors.install(app)
+    app.add_middleware(VerbTimes, telemetry=telemetry, clock=clock)
     app.add_middleware(HeadAsGet)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     if parts is None or parts.has_api:
         for router in (
             tools.router,
@@ -85,26 +94,19 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
 
 
 @asynccontextmanager
-async def open_engine(settings: Settings, database_url: str, parts: Parts, clock: Clock) -> AsyncIterator[Engine]:
+async def open_engine(settings: Settings, database_url: str, parts: Parts, clock: Clock, events: Events) -> AsyncIterator[Engine]:
     """Open everything that holds a connection, run the orchestrator beside it, and close it all in the reverse order."""
     egress = EgressPolicy.parse(settings.egress_allow)
     worker = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:8]}"
     async with AsyncExitStack() as stack:
-        database = await stack.enter_async_context(
-            open_database(
-                database_url,
-                size=settings.database_connections,
-                application_name=f"countermand api {worker}",
-                acquire_seconds=settings.database_wait_seconds,
-            )
-        )
+        database = await _open_pool(stack, settings, database_url, f"api {worker}", settings.database_wait_seconds)
         waits = Waits(clock=clock)
         callbacks: dict[str, Callable[[str], None]] = {MOVED_CHANNEL: waits.moved}
         orchestrator = None
         if parts.has_orchestrator:
-            orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker)
+            orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker, events)
             callbacks[DUE_CHANNEL] = orchestrator.wake
-        verbs = Verbs(database=database)
+        verbs = Verbs(database=database, events=events)
         forward = Forward(verbs=verbs, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
         engine = Engine(
             database=database,
@@ -118,6 +120,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             retry_defaults=_retry_defaults(settings),
             schema_revision=SCHEMA_REVISION,
             public_url=settings.public_url,
+            telemetry=events.telemetry,
+            gauges=_gauges(database, orchestrator, clock, events.telemetry),
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(keep_listening(database_url, callbacks, clock))
@@ -137,24 +141,27 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         _log.info("engine_stopped", worker=worker)
 
 
-async def _open_orchestrator(stack: AsyncExitStack, settings: Settings, database_url: str, clock: Clock, worker: str) -> Orchestrator:
+async def _open_pool(stack: AsyncExitStack, settings: Settings, database_url: str, name: str, acquire_seconds: float) -> Database:
+    opening = open_database(
+        database_url, size=settings.database_connections, application_name=f"countermand {name}", acquire_seconds=acquire_seconds
+    )
+    return await stack.enter_async_context(opening)
+
+
+async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition root has at hand
+    stack: AsyncExitStack, settings: Settings, database_url: str, clock: Clock, worker: str, events: Events
+) -> Orchestrator:
     """Give the orchestrator a pool and a door of its own: a herd of requests must not starve it, nor it them."""
     # Nobody waits for an answer here, and work that is given up for want of a connection lies idle until its lease runs out.
     patience_seconds = settings.lease_seconds / 3
-    database = await stack.enter_async_context(
-        open_database(
-            database_url,
-            size=settings.database_connections,
-            application_name=f"countermand orchestrator {worker}",
-            acquire_seconds=patience_seconds,
-        )
-    )
+    database = await _open_pool(stack, settings, database_url, f"orchestrator {worker}", patience_seconds)
     outbound = await stack.enter_async_context(Outbound(EgressPolicy.parse(settings.egress_allow), clock=clock))
     lease = Lease(worker=worker, seconds=settings.lease_seconds)
     return Orchestrator(
         database=database,
-        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease),
+        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events),
         clock=clock,
+        telemetry=events.telemetry,
         limits=Limits(
             max_calls=settings.max_calls,
             max_calls_per_destination=settings.max_calls_per_destination,
@@ -162,6 +169,11 @@ async def _open_orchestrator(stack: AsyncExitStack, settings: Settings, database
             grace_seconds=settings.grace_seconds,
         ),
     )
+
+
+def _gauges(database: Database, orchestrator: Orchestrator | None, clock: Clock, telemetry: Telemetry) -> Gauges:
+    pools = {"api": database} if orchestrator is None else {"api": database, "orchestrator": orchestrator.database}
+    return Gauges(database=database, pools=pools, clock=clock, telemetry=telemetry)
 
 
 def _rules(settings: Settings, egress: EgressPolicy) -> InterceptRules:

@@ -3,11 +3,30 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Milliseconds = Annotated[int, Field(ge=1, le=86_400_000)]
+
+
+def read_secret(path: Path) -> str:
+    """Return what a secret's file says, without its final newline.
+
+    Raises:
+        ValueError: it cannot be read, or says nothing; the text is one line and holds no part of the secret.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+    secret = text.removesuffix("\n").removesuffix("\r")
+    if not secret:
+        raise ValueError(f"{path} is empty")
+    return secret
 
 
 class Settings(BaseSettings):
@@ -15,7 +34,12 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="COUNTERMAND_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True)
 
-    database_url: str | None = None
+    database_url_file: Path | None = None
+    """A file that holds `database_url`: its password then stands neither in the environment nor in what lists it. Not both."""
+
+    # After its file, which is looked at when this one is validated. The library's own `secrets_dir` takes every setting from a
+    # directory, by a file name of its choosing; a variable that names one file is what secret stores and orchestrators expect.
+    database_url: Annotated[str | None, Field(validate_default=True)] = None
     """Postgres 15 or newer, `postgresql://...`; absent: an embedded Postgres under `data_dir`."""
 
     data_dir: Path = Path(".countermand")
@@ -83,3 +107,17 @@ class Settings(BaseSettings):
 
     attempt_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 10_000
     """One attempt's total deadline, connecting and reading included."""
+
+    @field_validator("database_url", mode="after")
+    @classmethod
+    def _from_file(cls, given: str | None, others: ValidationInfo) -> str | None:
+        """Take what the file says; two sources for one secret are a mistake that must not be guessed about."""
+        path = others.data.get("database_url_file")
+        if path is None:
+            return given
+        if given is not None:
+            raise PydanticCustomError("two_sources", "set this or COUNTERMAND_DATABASE_URL_FILE, not both")
+        try:
+            return read_secret(path)
+        except ValueError as error:
+            raise PydanticCustomError("secret_file", "{reason} (named by COUNTERMAND_DATABASE_URL_FILE)", {"reason": str(error)}) from error

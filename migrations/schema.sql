@@ -730,6 +730,8 @@ CREATE INDEX sessions_by_age ON sessions USING btree (org, created_at DESC, sess
 
 CREATE INDEX sessions_halted ON sessions USING btree (org, halted_at, session_id) WHERE (state = 'halted'::session_state);
 
+CREATE INDEX sessions_open ON sessions USING btree (state, created_at, failed_at, halted_at) WHERE (state = ANY (ARRAY['active'::session_state, 'awaiting_approval'::session_state, 'failed'::session_state, 'compensating'::session_state, 'halted'::session_state]));
+
 CREATE TRIGGER journal_is_insert_only BEFORE DELETE OR UPDATE ON journal FOR EACH ROW EXECUTE FUNCTION refuse_journal_change();
 
 CREATE TRIGGER journal_is_not_truncated BEFORE TRUNCATE ON journal FOR EACH STATEMENT EXECUTE FUNCTION refuse_journal_change();
@@ -874,7 +876,13 @@ GRANT SELECT(idle_seconds) ON TABLE sessions TO countermand_dispatcher;
 
 GRANT SELECT(deadline_at) ON TABLE sessions TO countermand_dispatcher;
 
+GRANT SELECT(failed_at) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(created_at) ON TABLE sessions TO countermand_dispatcher;
+
 GRANT SELECT(active_at) ON TABLE sessions TO countermand_dispatcher;
+
+GRANT SELECT(halted_at) ON TABLE sessions TO countermand_dispatcher;
 
 GRANT SELECT,INSERT ON TABLE tools TO countermand_runtime;
 

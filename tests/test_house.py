@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 CLONE = Path(__file__).resolve().parent.parent
-FOLDERS = ("app", "migrations", "tests", "bench", "examples")
+FOLDERS = ("app", "migrations", "tests", "bench", "deploy", "examples")
 SOURCES = {
     str(path.relative_to(CLONE)): ast.parse(path.read_text(encoding="utf-8"))
     for folder in FOLDERS

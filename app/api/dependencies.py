@@ -14,6 +14,7 @@ from app.domain.model import Principal, RetryPolicy, Role, SessionId
 from app.engine.authentication import Authenticator
 from app.engine.decisions import Decisions
 from app.engine.forward import Forward
+from app.engine.gauges import Gauges
 from app.engine.operations import Operations
 from app.engine.orchestrator import Orchestrator
 from app.engine.registry import Registry
@@ -21,6 +22,7 @@ from app.engine.verbs import Ask
 from app.engine.waits import Waits
 from app.storage.answers import RepeatableRequest
 from app.storage.database import Database
+from app.telemetry import Telemetry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,8 @@ class Engine:
     retry_defaults: RetryPolicy
     schema_revision: str
     public_url: str
+    telemetry: Telemetry
+    gauges: Gauges
 
     def stop(self) -> None:
         """Begin nothing new: no call is claimed, and nobody is kept waiting any more."""

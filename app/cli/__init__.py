@@ -3,12 +3,14 @@
 Each command imports what it needs when it runs: the web framework and the migrations take longer to load than most commands to finish.
 """
 
+import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from pydantic import ValidationError
 
 from app.cli.embedded_postgres import PostgresError
 from app.cli.manners import Output, SetupError
@@ -16,6 +18,8 @@ from app.domain.errors import SagaError
 from app.domain.model import Role
 
 EXIT_NEGATIVE, EXIT_SETUP, EXIT_UNREACHABLE = 1, 2, 5
+FIRST_PROCESS = 1
+EXIT_TERMINATED = 128 + signal.SIGTERM  # what a shell calls a process that the signal ended
 
 cli = typer.Typer(
     name="countermand",
@@ -29,6 +33,7 @@ cli.add_typer(keys_cli, name="keys")
 tools_cli = typer.Typer(help="Registered tools.", no_args_is_help=True, rich_markup_mode=None)
 cli.add_typer(tools_cli, name="tools")
 
+HEALTH = "health"
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -56,6 +61,12 @@ def migrate() -> None:
     from app.settings import Settings
 
     serving.migrate(Settings())
+
+
+@cli.command(HEALTH, context_settings=PASS_ON, add_help_option=False)
+def ask_health(context: typer.Context) -> None:
+    """Ask the service here whether it lives, or with --ready whether it can serve."""
+    _tell_health(context.args)
 
 
 @cli.command()
@@ -102,7 +113,7 @@ def apply_tools(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, and change nothing.")] = False,
 ) -> None:
-    """Register the tools of a file with the service at COUNTERMAND_URL, by the key in COUNTERMAND_ADMIN_KEY.
+    """Register the tools of a file with the service at COUNTERMAND_URL, by the key in COUNTERMAND_ADMIN_KEY (or its _FILE).
 
     Prints `+` for a new tool, `~` for a new version with the members that differ, `=` for one that is as it should be.
     """
@@ -129,23 +140,50 @@ def test(context: typer.Context) -> None:
 
 @cli.command()
 def check() -> None:
-    """Run format, lint, types, import contracts and golden files."""
+    """Run format, lint, types, import contracts, the container's files and golden files."""
     from app.cli.checks import run_checks
 
     raise typer.Exit(run_checks())
 
 
 def main() -> None:
-    """Run a command; a refusal is one line on stderr and an exit code: 1 refused, 2 not set up, 5 database unreachable."""
+    """Run a command; a refusal is one line on stderr and an exit code: 1 refused, 2 not set up, 5 database or service unreachable."""
+    if os.getpid() == FIRST_PROCESS:
+        # The kernel drops a signal for which process 1 of a container has no handler; `serve` sets its own.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     try:
-        cli()
-    except ValidationError as error:
-        faults = "; ".join(f"COUNTERMAND_{'_'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors())
-        _refuse(faults, EXIT_SETUP)
+        if sys.argv[1:2] == [HEALTH]:
+            _tell_health(sys.argv[2:])  # not by way of typer, which loads pydantic: that costs several times what the question does
+        else:
+            cli()
     except (SetupError, PostgresError) as error:
         _refuse(str(error), EXIT_SETUP)
     except SagaError as error:
         _refuse(error.detail, EXIT_UNREACHABLE if error.code == "storage_unavailable" else EXIT_NEGATIVE)
+    except ValueError as error:
+        _refuse(_setting_faults(error), EXIT_SETUP)
+
+
+def _tell_health(words: Sequence[str]) -> None:
+    from app.cli.health import Unreachable, ask, read_words
+
+    question = read_words(words)
+    try:
+        found = ask(question.url, is_readiness=question.ready)
+    except Unreachable as error:
+        _refuse(str(error), EXIT_UNREACHABLE)
+    if not found.is_good:
+        _refuse(found.line, EXIT_NEGATIVE)
+    typer.echo(found.line)
+
+
+def _setting_faults(error: ValueError) -> str:
+    """Say which settings are wrong; any other error is raised on. The library is loaded by who reads the settings, not by every command."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        raise error
+    return "; ".join(f"COUNTERMAND_{'_'.join(map(str, fault['loc'])).upper()}: {fault['msg']}" for fault in error.errors())
 
 
 def _refuse(message: str, code: int) -> NoReturn:

@@ -19,7 +19,6 @@ _MISTAKES = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.ClientConfigurationError,
-    ValueError,
 )
 
 
@@ -46,6 +45,8 @@ async def _knock(database_url: str) -> None:
         connection = await asyncpg.connect(database_url, timeout=CONNECT_SECONDS)
     except _MISTAKES as error:
         raise SetupError(f"COUNTERMAND_DATABASE_URL: {error}") from error
+    except ValueError:  # it quotes what it could not read, and that may be half of the password
+        raise SetupError("COUNTERMAND_DATABASE_URL: no URL that can be read; is every sign of the password percent-encoded?") from None
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return
     await connection.close()

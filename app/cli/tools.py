@@ -14,6 +14,7 @@ from app.cli import yaml_json
 from app.cli.manners import SetupError
 from app.domain.json_text import Json, dump
 from app.domain.keys import read_key
+from app.settings import read_secret
 
 TIMEOUT_SECONDS = 30.0
 # What the service adds to what was said.
@@ -58,17 +59,29 @@ def read_file(path: Path) -> dict[str, dict[str, Json]]:
 
 
 def connect() -> httpx.Client:
-    """Return a client of the service that COUNTERMAND_URL names, with the key in COUNTERMAND_ADMIN_KEY.
+    """Return a client of the service that COUNTERMAND_URL names, with the key in COUNTERMAND_ADMIN_KEY, or in the file of ..._FILE.
 
     Raises:
-        SetupError: one of them is missing.
+        SetupError: one of them is missing, or the key is given both ways.
     """
-    url, key = os.environ.get("COUNTERMAND_URL"), os.environ.get("COUNTERMAND_ADMIN_KEY")
+    url, key = os.environ.get("COUNTERMAND_URL"), _admin_key()
     if not url or not key:
         raise SetupError("set COUNTERMAND_URL and COUNTERMAND_ADMIN_KEY: the service's address and an admin's key")
     if read_key(key) is None:
         raise SetupError("COUNTERMAND_ADMIN_KEY is not shaped like a key: expected cm_..., as `keys create` printed it")
     return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_SECONDS, trust_env=False)
+
+
+def _admin_key() -> str | None:
+    key, file = os.environ.get("COUNTERMAND_ADMIN_KEY"), os.environ.get("COUNTERMAND_ADMIN_KEY_FILE")
+    if not file:
+        return key
+    if key:
+        raise SetupError("COUNTERMAND_ADMIN_KEY: set this or COUNTERMAND_ADMIN_KEY_FILE, not both")
+    try:
+        return read_secret(Path(file))
+    except ValueError as error:
+        raise SetupError(f"COUNTERMAND_ADMIN_KEY_FILE: {error}") from error
 
 
 def apply(client: httpx.Client, tools: Mapping[str, dict[str, Json]], *, is_dry_run: bool) -> Iterator[Step]:

@@ -10,7 +10,6 @@ from app.domain.errors import SagaError
 from app.domain.model import Principal, SessionId, StepIndex
 from app.domain.outcomes import Reported
 from app.engine import verbs
-from app.engine.events import announce
 from app.engine.verbs import Answer, Ask, Verbs
 from app.storage import journal, tools
 from app.storage.database import Transaction
@@ -70,7 +69,7 @@ class Decisions:
             if not draft.is_empty:  # a refusal may leave evidence, which is committed before it is answered
                 written = await verbs.write(tx, draft)
         if written is not None:
-            announce(written)
+            self.verbs.events.announce(written)
         if isinstance(released, SagaError):
             raise released
         return released

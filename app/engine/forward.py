@@ -11,7 +11,7 @@ from app.domain.intercept import Execute, InterceptCommand, InterceptRules, Refu
 from app.domain.model import EffectState, OrgName, Principal, Reversibility, Role, Session, SessionId, StepIndex
 from app.domain.outcomes import FailReport, Reported
 from app.engine import verbs
-from app.engine.events import ORCHESTRATOR, announce
+from app.engine.events import ORCHESTRATOR
 from app.engine.verbs import Answer, Ask, Verbs
 from app.storage import sessions
 from app.storage.database import Database, Transaction
@@ -64,7 +64,7 @@ class Forward:
                 _refuse_other_options(locked.session, options)
                 return False
             written = await verbs.write(tx, draft)
-        announce(written)
+        self.verbs.events.announce(written)
         return True
 
     async def intercept(self, principal: Principal, session_id: SessionId, command: InterceptCommand) -> intercept.Decision:
@@ -86,7 +86,7 @@ class Forward:
             if not draft.is_empty or isinstance(decision, Execute):  # told to run again, the agent is alive
                 written = await verbs.write(tx, draft)
         if written is not None:
-            announce(written)
+            self.verbs.events.announce(written)
         return decision
 
     async def commit(self, ask: Ask, step: StepIndex, result: bytes, render: Callable[[Reported], bytes]) -> Answer:
@@ -174,7 +174,7 @@ class Forward:
             if not draft.is_empty:
                 written = await verbs.write(tx, draft)
         if written is not None:
-            announce(written)
+            self.verbs.events.announce(written)
 
     async def _lock_or_open(
         self, tx: Transaction, principal: Principal, session_id: SessionId, wanted: Wanted, options: SessionOptions

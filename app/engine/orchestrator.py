@@ -11,6 +11,7 @@ from app.engine.unwind import Holding, LeaseLost, Unwind
 from app.storage import calls
 from app.storage.calls import Claim
 from app.storage.database import Database, StorageUnavailable
+from app.telemetry import Telemetry
 
 STALE_AFTER_TURNS = 5
 STALE_AFTER_SECONDS = 10.0  # a claim may wait this long for a database that is coming back
@@ -37,6 +38,7 @@ class Orchestrator:
     unwind: Unwind
     clock: Clock
     limits: Limits
+    telemetry: Telemetry
     _running: dict[asyncio.Task[None], Holding] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -120,7 +122,7 @@ class Orchestrator:
         try:
             await self.unwind.run(holding)
         except LeaseLost:
-            _log.warning("lease_lost", **_names(holding.claim))
+            self._tell_lost(holding.claim)
             await self._give_back(holding)
         except StorageUnavailable as error:
             _log.warning("storage_unavailable", where="call", cause=error.cause, **_names(holding.claim))
@@ -128,6 +130,10 @@ class Orchestrator:
         except Exception:  # noqa: BLE001 - the loop's edge
             # One call that cannot be worked on must not take the others along; its lease runs out by itself.
             _log.exception("call_crashed", **_names(holding.claim))
+
+    def _tell_lost(self, claim: Claim) -> None:
+        _log.warning("lease_lost", **_names(claim))
+        self.telemetry.count_lease_lost()
 
     async def _give_back(self, holding: Holding) -> None:
         try:
@@ -159,6 +165,7 @@ class Orchestrator:
             for task, claim in held.items():
                 holding = self._running.get(task)
                 if holding is not None and holding.claim == claim and claim.call_id not in kept:
+                    self._tell_lost(claim)
                     task.cancel()
 
     async def _drain(self) -> None:

@@ -16,7 +16,7 @@ from app.domain.retry import Attempt
 from app.domain.sending import Move, Rest, Send, Wait, Yield
 from app.domain.unwinding import Undoing
 from app.engine.clock import Clock
-from app.engine.events import ORCHESTRATOR, announce, announce_state
+from app.engine.events import ORCHESTRATOR, Events
 from app.engine.outbound import Outbound, OutgoingRequest
 from app.storage import calls
 from app.storage import changes as storage_changes
@@ -67,6 +67,7 @@ class Unwind:
     outbound: Outbound
     clock: Clock
     lease: Lease
+    events: Events
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     random_unit: Callable[[], float] = field(default=secrets.SystemRandom().random)
 
@@ -102,7 +103,9 @@ class Unwind:
             move = _begin(draft, locked.work)
             written = await self._write(tx, draft)
         _follow(holding, move)
-        announce(written)
+        self.events.announce(written)
+        if locked.work.call.is_attempt_open:
+            self.events.telemetry.count_interrupted(locked.work.call.kind.value)
         return move
 
     async def _record(self, holding: Holding, attempt: Attempt) -> Move:
@@ -124,7 +127,7 @@ class Unwind:
                 locked = await calls.lock_call(tx, holding.claim)
                 if not locked.work.call.is_attempt_open:
                     # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
-                    announce_state(locked.session)
+                    self.events.announce_state(locked.session)
                     raise LeaseLost
                 draft = self._draft(locked)
                 move = self._judge(holding, draft, locked.work, attempt)
@@ -132,7 +135,7 @@ class Unwind:
             _follow(holding, move)
         finally:
             holding.reserved = None
-        announce(written)
+        self.events.announce(written)
         return move
 
     def _judge(self, holding: Holding, draft: Draft, work: Undoing | Acting, attempt: Attempt) -> Move:
@@ -206,6 +209,7 @@ class Unwind:
                 timeout_seconds=move.policy.timeout_ms / 1000,
             )
         )
+        self.events.telemetry.observe_attempt(call.kind.value, _result_of(attempt), attempt.duration_ms / 1_000)
         _log.info(
             "attempt_ended",
             org=claim.org,
@@ -229,6 +233,14 @@ class Unwind:
         if incoming is not None:
             _, trace_id, _, flags = incoming.split("-")[:4]
         return f"{version}-{trace_id}-{self.random_bytes(8).hex()}-{flags}"
+
+
+def _result_of(attempt: Attempt) -> str:
+    """Return the class of what came of an attempt; 202 stands for itself, since it is no end."""
+    if attempt.status is None:
+        return str(attempt.failure)
+    # Whatever is above 599 is judged as a 5xx is.
+    return "http_202" if attempt.status == 202 else f"http_{min(attempt.status // 100, 5)}xx"
 
 
 def _begin(draft: Draft, work: Undoing | Acting) -> Move:

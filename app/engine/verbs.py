@@ -10,7 +10,7 @@ from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.errors import Invalid, NotFound, SagaError, Stale
 from app.domain.model import CallKind, Principal, SessionId, StepIndex
 from app.domain.outcomes import MOVABLE_OUTCOMES, Reported
-from app.engine.events import announce
+from app.engine.events import Events
 from app.storage import answers, calls, sessions, views
 from app.storage import changes as storage_changes
 from app.storage.answers import RepeatableRequest
@@ -47,9 +47,10 @@ SessionDecision: TypeAlias = Callable[[Transaction, Draft, Locked], Awaitable[Sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verbs:
-    """What all verbs share, over one database."""
+    """What all verbs share, over one database; `events` is told what was committed."""
 
     database: Database
+    events: Events
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
 
     async def on_effect(self, ask: Ask, wanted: Wanted, decide: EffectDecision, render: Callable[[Reported], bytes]) -> Answer:
@@ -75,7 +76,7 @@ class Verbs:
             else:
                 answer = await _remember(tx, ask, Answer(status=200, body=render(decided)))
         if written is not None:
-            announce(written)
+            self.events.announce(written)
         if answer is None:
             raise refusal or AssertionError("either an answer or a refusal")
         return answer
@@ -103,7 +104,7 @@ class Verbs:
                 view = await views.session_view(tx, ask.principal, ask.session_id)
                 answer = await _remember(tx, ask, Answer(status=status, body=render(view)))
         if written is not None:
-            announce(written)
+            self.events.announce(written)
         if answer is None:
             raise refusal or AssertionError("either an answer or a refusal")
         return answer

@@ -157,6 +157,11 @@ class Database:
         with suppress(*UNREACHABLE_ERRORS):
             await self._pool.release(connection, timeout=RESET_TIMEOUT_SECONDS)
 
+    def connections(self) -> Mapping[str, int]:
+        """Return how many connections are in use, how many idle, and how many more may be opened."""
+        size, idle = self._pool.get_size(), self._pool.get_idle_size()
+        return {"in_use": size - idle, "idle": idle, "unopened": self._pool.get_max_size() - size}
+
     async def close(self) -> None:
         """Close every connection; those in use are given up after the connect timeout."""
         try:

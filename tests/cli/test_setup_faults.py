@@ -21,10 +21,15 @@ PATIENCE_SECONDS = 60
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 PASSWORD = "hunter2"
 
-# A command and its settings -> its exit code and what its one line names. `{database}`: one that is not there; `{port}`: one that is taken.
+# A command and its settings -> its exit code and what its one line names. `{database}`: one that is not there; `{port}`: one that is taken;
+# `{file}`: a file with the URL of an unreachable database.
 FAULTS: dict[str, tuple[str, dict[str, str], int, str]] = {
     "egress": ("serve", {"EGRESS_ALLOW": "10.0.0.0/99", "DATABASE_URL": UNREACHABLE}, 2, "COUNTERMAND_EGRESS_ALLOW: "),
     "scheme": ("serve", {"DATABASE_URL": f"mysql://root:{PASSWORD}@127.0.0.1/x"}, 2, "COUNTERMAND_DATABASE_URL: "),
+    "sign": ("serve", {"DATABASE_URL": f"postgresql://u:{PASSWORD}/x@127.0.0.1/x"}, 2, "COUNTERMAND_DATABASE_URL: "),
+    "missing file": ("serve", {"DATABASE_URL_FILE": "/nowhere/url"}, 2, "cannot read /nowhere/url"),
+    "two sources": ("migrate", {"DATABASE_URL_FILE": "{file}", "DATABASE_URL": UNREACHABLE}, 2, "not both"),
+    "unreachable by file": ("migrate", {"DATABASE_URL_FILE": "{file}"}, 5, "cannot be reached"),
     "database": ("serve", {"DATABASE_URL": "{database}"}, 2, "COUNTERMAND_DATABASE_URL: "),
     "port": ("serve", {"PORT": "{port}", "DATABASE_URL": UNREACHABLE}, 2, "(COUNTERMAND_PORT)"),
     "unreachable": ("migrate", {"DATABASE_URL": UNREACHABLE}, 5, "cannot be reached"),
@@ -52,6 +57,8 @@ def test_command_ends_with_one_line_when_it_is_not_set_up(cluster_url: str, tmp_
     command, settings, code, named = FAULTS[fault]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         places = {"{database}": with_database(cluster_url, "nowhere"), "{port}": str(taken.getsockname()[1])}
+        places["{file}"] = str(tmp_path / "url")
+        (tmp_path / "url").write_text(f"{UNREACHABLE}\n", encoding="utf-8")
         given = {"PORT": "0"} | {name: places.get(value, value) for name, value in settings.items()}
         ended = run(tmp_path, command, given)
     (line,) = ended.stderr.splitlines()

@@ -249,6 +249,24 @@ def test_command_says_what_to_set_when_a_setting_is_missing(monkeypatch: pytest.
         tools.connect()
 
 
+def test_key_is_the_files_when_one_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A secret store mounts the key; given both ways, or with no file there, nothing is guessed."""
+    key = f"cm_{'0' * 12}_{'0' * 64}"
+    (tmp_path / "key").write_text(f"{key}\n", encoding="utf-8")
+    monkeypatch.setenv("COUNTERMAND_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", "")
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY_FILE", str(tmp_path / "key"))
+    with tools.connect() as client:
+        assert client.headers["Authorization"] == f"Bearer {key}"
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", key)
+    with pytest.raises(SetupError, match="not both"):
+        tools.connect()
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", "")
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY_FILE", str(tmp_path / "none"))
+    with pytest.raises(SetupError, match="COUNTERMAND_ADMIN_KEY_FILE: cannot read"):
+        tools.connect()
+
+
 def test_answer_that_is_no_json_is_a_refusal_when_something_else_listens() -> None:
     """A proxy's error page, or another service's 200, is told with the request and its status, not with a traceback."""
     for status in (200, 201, 302, 404, 502):

@@ -13,8 +13,8 @@ from app.domain.model import EffectState, HaltReason, Outcome, SessionState, Und
 from app.domain.outcomes import FailReport, Reported
 from app.domain.retry import Attempt
 from app.domain.unwinding import StackItem, Undoing
-from app.engine.events import announce, announce_state
 from tests.domain.world import START, UNDO_URL, answered, new_call, new_compensation, new_draft, new_effect, new_entry, new_session
+from tests.factories import new_events
 
 SECRET = "sk-live-4242"
 
@@ -22,7 +22,7 @@ SECRET = "sk-live-4242"
 def announced(draft: Draft) -> dict[str, Mapping[str, Any]]:
     """Seal a decision, announce it, and return the events by name; none may hold anybody's text."""
     with structlog.testing.capture_logs() as logs:
-        announce(draft.changes())
+        new_events().announce(draft.changes())
     assert SECRET not in repr(logs)
     return {event["event"]: event for event in logs}
 
@@ -83,7 +83,7 @@ def test_run_says_no_more_than_that_it_failed_when_its_agent_gives_a_reason() ->
 def test_halt_is_told_again_when_its_commit_may_have_been_lost() -> None:
     """A halt that nobody hears of leaves a session to nobody."""
     with structlog.testing.capture_logs() as logs:
-        announce_state(new_session(SessionState.HALTED, halt_reason=HaltReason.EGRESS_DENIED))
+        new_events().announce_state(new_session(SessionState.HALTED, halt_reason=HaltReason.EGRESS_DENIED))
     assert logs == [{"event": "halted", "log_level": "error", "org": "acme", "session_id": "run-1", "reason": HaltReason.EGRESS_DENIED}]
 
 
@@ -91,5 +91,5 @@ def test_halt_is_told_again_when_its_commit_may_have_been_lost() -> None:
 def test_nothing_is_told_again_when_the_session_is_not_halted(state: SessionState) -> None:
     """Everything else goes on by itself, and is told where it does."""
     with structlog.testing.capture_logs() as logs:
-        announce_state(new_session(state))
+        new_events().announce_state(new_session(state))
     assert logs == []

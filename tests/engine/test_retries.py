@@ -16,7 +16,7 @@ from app.storage import calls
 from app.storage.changes import Lease
 from app.storage.database import open_database
 from tests.conftest import StartService
-from tests.factories import JsonObject, Service, do_step, undo_at
+from tests.factories import JsonObject, Service, do_step, new_events, undo_at
 from tests.fakes import FakeEndpoint, Mode, Received, Reply
 from tests.probes import call_of, fetch, make_due, rest
 
@@ -47,7 +47,7 @@ async def worker(database_url: str, clock: ImpatientClock, unit: float) -> Async
         Outbound(EgressPolicy.parse("127.0.0.0/8"), clock=clock) as outbound,
     ):
         lease = Lease(worker="worker", seconds=30.0)
-        yield Unwind(database=database, outbound=outbound, clock=clock, lease=lease, random_unit=lambda: unit)
+        yield Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=new_events(), random_unit=lambda: unit)
 
 
 async def run_due_call(unwind: Unwind) -> None:

@@ -18,7 +18,7 @@ from app.storage.calls import Claim
 from app.storage.changes import Lease
 from app.storage.database import open_database
 from tests.conftest import StartService
-from tests.factories import ORG, Client, do_step, owner_connection, park, undo_at
+from tests.factories import ORG, Client, do_step, new_events, owner_connection, park, undo_at
 from tests.fakes import FakeEndpoint, Reply
 from tests.faults.gates import Place, hold_sessions, shut_gate
 from tests.faults.judgement import assert_undone, do_steps
@@ -280,7 +280,7 @@ async def _worker(database_url: str, name: str) -> AsyncIterator[Unwind]:
         open_database(database_url, size=2, application_name=name) as database,
         Outbound(EgressPolicy.parse("127.0.0.0/8"), clock=clock) as outbound,
     ):
-        yield Unwind(database=database, outbound=outbound, clock=clock, lease=Lease(worker=name, seconds=30.0))
+        yield Unwind(database=database, outbound=outbound, clock=clock, lease=Lease(worker=name, seconds=30.0), events=new_events())
 
 
 async def _loses_its_lease(worker: Unwind, holding: Holding) -> bool:

@@ -17,6 +17,7 @@ from app.storage.calls import Claim, LockedCall
 from app.storage.changes import Lease
 from app.storage.database import Database
 from tests.domain.world import command, new_compensation
+from tests.factories import new_events
 
 ACME = OrgName("acme")
 BETA = OrgName("beta")
@@ -34,7 +35,7 @@ def agent_of(org: OrgName, subject: str = "robot-1") -> Principal:
 
 def verbs(database: Database) -> Forward:
     """Return the agent's verbs."""
-    return Forward(verbs=Verbs(database=database), rules=RULES, idle_seconds=600)
+    return Forward(verbs=Verbs(database=database, events=new_events()), rules=RULES, idle_seconds=600)
 
 
 async def do_steps(database: Database, session_id: SessionId, count: int, org: OrgName = ACME, **compensation: Any) -> list[Execute]:

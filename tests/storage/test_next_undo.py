@@ -16,6 +16,7 @@ from app.storage import calls, changes
 from app.storage.calls import Claim
 from app.storage.database import Database
 from tests.domain.world import answered, command, new_compensation
+from tests.factories import new_events
 from tests.storage.acts import ACME, RESULT, RUN, agent_of, begin, claim, fail, surroundings, undoing, verbs
 
 OPERATOR = Principal(org=ACME, role=Role.OPERATOR, subject="ada", key_id="0123456789ab")
@@ -43,7 +44,7 @@ async def refuse(database: Database, claimed: Claim) -> Move:
 
 def operations(database: Database) -> Operations:
     """Return the operator's verbs."""
-    return Operations(verbs=Verbs(database=database), egress=EgressPolicy())
+    return Operations(verbs=Verbs(database=database, events=new_events()), egress=EgressPolicy())
 
 
 def ask() -> Ask:

@@ -132,7 +132,20 @@ DISPATCHER_COLUMNS = {
         for column in ("org", "session_id", "call_id", "kind", "destination", "due_at", "leased_by", "leased_until", "epoch")
     ),
     *(("approvals", column, "SELECT") for column in ("org", "session_id", "state", "expires_at")),
-    *(("sessions", column, "SELECT") for column in ("org", "session_id", "state", "idle_seconds", "active_at", "deadline_at")),
+    *(
+        ("sessions", column, "SELECT")
+        for column in (
+            "org",
+            "session_id",
+            "state",
+            "idle_seconds",
+            "active_at",
+            "deadline_at",
+            "created_at",
+            "failed_at",
+            "halted_at",
+        )
+    ),
     *(("outgoing_calls", column, "UPDATE") for column in ("leased_by", "leased_until", "epoch")),
 }
 RUNTIME_TABLES = {

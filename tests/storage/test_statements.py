@@ -14,7 +14,16 @@ from tests.factories import owner_connection
 from tests.storage.acts import ACME
 
 # Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
-DISPATCHERS = {"CLAIM_SQL", "RENEW_SQL", "RELEASE_SQL", "FIND_KEY_SQL", "OVERDUE_SQL"}
+DISPATCHERS = {
+    "CLAIM_SQL",
+    "RENEW_SQL",
+    "RELEASE_SQL",
+    "FIND_KEY_SQL",
+    "OVERDUE_SQL",
+    "OPEN_SESSIONS_SQL",
+    "OPEN_CALLS_SQL",
+    "FIRST_EXPIRY_SQL",
+}
 # Not a query: nothing to explain.
 UTILITY = {"BECOME_DISPATCHER_SQL"}
 
@@ -68,6 +77,16 @@ SELECT
   true, false, false, CASE WHEN run = 7 THEN 300 ELSE 3 END, CASE WHEN run % 50 = 0 THEN now() - run * interval '1 s' END, false,
   now() - run * interval '1 s', now(), now(), 1, 1, 3, decode(repeat('00', 32), 'hex'), now()
 FROM unnest(ARRAY['acme', 'beta']) AS org, generate_series(1, 2000) AS run;
+
+-- Most sessions have ended.
+INSERT INTO sessions (
+  org, session_id, owner, agent, metadata, state, clean, pivoted, late_effect, last_step, halt_ordered, created_at, updated_at, active_at,
+  version, revision, journal_seq, journal_hash, journal_at
+)
+SELECT
+  org, 'ended-' || run, 'robot-1', 'robot', '{}', 'completed', true, false, false, 0, false, now() - run * interval '1 s', now(), now(), 1,
+  1, 3, decode(repeat('00', 32), 'hex'), now()
+FROM unnest(ARRAY['acme', 'beta']) AS org, generate_series(1, 20000) AS run;
 
 INSERT INTO effect_log (
   org, session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, request_key, request_sha256,
@@ -126,6 +145,9 @@ HOT: dict[str, tuple[str, set[str]]] = {
     "POSITION_SQL": (f"{RUN_7}, '%call%'", {"undo_stack_pkey"}),
     "APPROVED_SQL": (f"{RUN_7}, 3", {"journal_decisions", "sessions_pkey", "journal_pkey"}),
     "OVERDUE_SQL": ("100", {"sessions_active", "approvals_expiring"}),
+    "OPEN_SESSIONS_SQL": ("", {"sessions_open"}),
+    "OPEN_CALLS_SQL": ("20, 'other'", {"outgoing_calls_due"}),
+    "FIRST_EXPIRY_SQL": ("", {"approvals_expiring"}),
     "CLAIM_SQL": ("'{}', 10, 'worker-1', 30", {"outgoing_calls_due", "outgoing_calls_pkey"}),
     "RENEW_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 30", {"outgoing_calls_pkey"}),
     "RELEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}'", {"outgoing_calls_pkey"}),
@@ -178,7 +200,7 @@ def rows_read(plan: dict[str, Any]) -> float:
 async def explain(connection: Connection, name: str, values: str, mode: str, options: str = "FORMAT JSON") -> dict[str, Any]:
     """Plan a statement as the driver's prepared statements are planned."""
     await connection.execute(f"SET LOCAL plan_cache_mode = {mode}; PREPARE {name}_{mode} AS {statements()[name]}")
-    told = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE {name}_{mode} ({values})")
+    told = await connection.fetchval(f"EXPLAIN ({options}) EXECUTE {name}_{mode} {values and f'({values})'}")
     await connection.execute(f"DEALLOCATE {name}_{mode}")
     plan: dict[str, Any] = json.loads(told)[0]["Plan"]
     return plan
