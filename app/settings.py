@@ -30,7 +30,7 @@ def read_secret(path: Path) -> str:
 
 
 class Settings(BaseSettings):
-    """Environment variables `COUNTERMAND_<NAME>`, or a `.env` file; see docs/settings.md."""
+    """Environment variables `COUNTERMAND_<NAME>`, or a `.env` file; see docs/reference/settings.md."""
 
     model_config = SettingsConfigDict(env_prefix="COUNTERMAND_", env_file=".env", env_ignore_empty=True, extra="ignore", frozen=True)
 

@@ -18,6 +18,7 @@ from app.settings import Settings
 from app.storage.database import open_database
 from app.storage.keys import KeptKey, create_key
 from app.telemetry import Telemetry
+from tests.described import document, expect_described
 
 ORG = "acme"
 JsonObject = dict[str, Any]
@@ -182,6 +183,7 @@ async def open_service(
     database_url: str, *, has_api: bool = True, has_orchestrator: bool = True, **settings: Any
 ) -> AsyncIterator[Service]:
     """Run a service in this loop; `settings` are those of app.settings by name, quick and permissive by default."""
+    document()  # made once a process, before anything that is timed
     app = create_app(
         Settings(_env_file=None, **{**QUICK, **settings}),
         database_url,
@@ -197,7 +199,8 @@ async def open_service(
 
 
 def _http(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://countermand.test")
+    hooks = {"response": [expect_described]}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://countermand.test", event_hooks=hooks)
 
 
 async def make_principal_key(database_url: str, role: Role, subject: str, org: str = ORG) -> str:

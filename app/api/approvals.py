@@ -17,7 +17,8 @@ from app.api.dependencies import (
     authenticate,
 )
 from app.api.effects import look_at_step
-from app.api.errors import problem_responses
+from app.api.headers import sends
+from app.api.problems import problem_responses
 from app.api.render import acted_json, answer_response, approval_item_json, execute_json, json_response, reported_bytes
 from app.api.sessions import WaitSeconds
 from app.api.strict_json import PlainInteger, Received, SessionIdPath, StepPath, body, only_query
@@ -49,7 +50,7 @@ RESUME_EXAMPLES = {"wire": {"payload": PAYLOAD_EXAMPLE}}
 @router.get(
     "/approvals",
     operation_id="listApprovals",
-    responses={200: {"model": schemas.ApprovalListView}, **problem_responses(400, 403)},
+    responses={200: {"model": schemas.ApprovalListView}, **problem_responses("bad_cursor")},
     dependencies=[Depends(only_query("state", "limit", "cursor"))],
 )
 async def list_approvals(
@@ -77,7 +78,10 @@ async def list_approvals(
 @router.post(
     "/sessions/{session_id}/effects/{step}/approve",
     operation_id="approveEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
+    responses={
+        200: {"model": schemas.EffectView},
+        **problem_responses("already_decided", "approval_not_found", "payload_differs", "same_subject"),
+    },
     dependencies=[Depends(only_query())],
 )
 async def approve_effect(
@@ -102,7 +106,7 @@ async def approve_effect(
 @router.post(
     "/sessions/{session_id}/effects/{step}/reject",
     operation_id="rejectEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
+    responses={200: {"model": schemas.EffectView}, **problem_responses("already_decided", "approval_not_found", "same_subject")},
     dependencies=[Depends(only_query())],
 )
 async def reject_effect(
@@ -126,8 +130,17 @@ async def reject_effect(
     operation_id="resumeEffect",
     responses={
         200: {"model": schemas.ExecuteView | schemas.ActedView},
-        202: {"model": schemas.ActedView},
-        **problem_responses(403, 404, 409),
+        202: {"model": schemas.ActedView, **sends("Location")},
+        **problem_responses(
+            "already_decided",
+            "already_released",
+            "approval_expired",
+            "approval_not_found",
+            "not_approved",
+            "payload_changed",
+            "payload_too_large",
+            "session_past_deadline",
+        ),
     },
     dependencies=[Depends(only_query("wait_s"))],
 )

@@ -71,17 +71,32 @@ async def authenticate(request: Request, engine: EngineDependency) -> Principal:
     return await engine.authenticator.principal(key.strip())
 
 
-def role_in(*roles: Role) -> Callable[[Principal], Awaitable[Principal]]:
-    """Return a dependency that lets only these roles pass; an admin may do all that an operator may."""
-    allowed = frozenset(roles) | ({Role.ADMIN} if Role.OPERATOR in roles else set())
+@dataclass(frozen=True, slots=True)
+class RoleCheck:
+    """A FastAPI dependency that lets only these roles pass; made by `role_in`, found in the routes by `openapi`."""
 
-    async def check(principal: Annotated[Principal, Depends(authenticate)]) -> Principal:
-        if principal.role not in allowed:
-            names = ", ".join(sorted(allowed))
+    allowed: frozenset[Role]
+
+    @property
+    def refuses_some(self) -> bool:
+        """Tell whether there is a role that may not pass."""
+        return self.allowed != frozenset(Role)
+
+    async def __call__(self, principal: Annotated[Principal, Depends(authenticate)]) -> Principal:
+        """Return who calls.
+
+        Raises:
+            Forbidden: `role_not_allowed`.
+        """
+        if principal.role not in self.allowed:
+            names = ", ".join(sorted(self.allowed))
             raise Forbidden("role_not_allowed", f"a key of role {principal.role} may not do this; it takes {names}", role=principal.role)
         return principal
 
-    return check
+
+def role_in(*roles: Role) -> RoleCheck:
+    """Return a dependency that lets only these roles pass; an admin may do all that an operator may."""
+    return RoleCheck(frozenset(roles) | ({Role.ADMIN} if Role.OPERATOR in roles else set()))
 
 
 Agent = Annotated[Principal, Depends(role_in(Role.AGENT))]

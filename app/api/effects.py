@@ -19,8 +19,18 @@ from app.api.dependencies import (
     is_unchanged,
 )
 from app.api.descriptors import compensation_of
-from app.api.errors import problem_responses
-from app.api.render import answer_response, await_approval_json, effect_json, execute_json, json_response, repeat_json, reported_bytes
+from app.api.headers import sends
+from app.api.problems import problem_responses
+from app.api.render import (
+    answer_response,
+    await_approval_json,
+    effect_json,
+    execute_json,
+    json_response,
+    not_modified,
+    repeat_json,
+    reported_bytes,
+)
 from app.api.sessions import NOT_MODIFIED, WaitSeconds
 from app.api.strict_json import MAX_PAYLOAD_BYTES, Received, SessionIdPath, StepPath, body, fingerprint, only_query, within
 from app.domain.errors import Invalid, Malformed
@@ -63,8 +73,28 @@ FAIL_EXAMPLES = {"refused": {"error": "card declined", "outcome": "not_applied"}
     responses={
         200: {"model": schemas.RepeatView},
         201: {"model": schemas.ExecuteView},
-        202: {"model": schemas.AwaitApprovalView},
-        **problem_responses(403, 404, 409),
+        202: {"model": schemas.AwaitApprovalView, **sends("Location", "Retry-After")},
+        **problem_responses(
+            "args_too_large",
+            "bad_reference",
+            "compensation_not_allowed",
+            "idempotency_key_required",
+            "inline_not_allowed",
+            "key_reused",
+            "payload_schema",
+            "payload_too_large",
+            "reversibility_lowered",
+            "session_awaiting_approval",
+            "session_not_active",
+            "session_past_deadline",
+            "step_out_of_order",
+            "step_reused",
+            "step_settled",
+            "tool_needs_compensation",
+            "unresolved_reference",
+            "unsettled_effects",
+            "url_refused",
+        ),
     },
     dependencies=[Depends(only_query())],
 )
@@ -99,7 +129,7 @@ async def intercept_effect(
 @router.get(
     "/effects/{step}",
     operation_id="getEffect",
-    responses={200: {"model": schemas.EffectView}, **NOT_MODIFIED, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.EffectView, **sends("ETag")}, **NOT_MODIFIED},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def get_effect(
@@ -120,14 +150,17 @@ async def get_effect(
     )
     headers = {"ETag": etag(view.effect.version)}
     if is_unchanged(request, view.effect.version):
-        return Response(status_code=304, headers=headers)
+        return not_modified(headers)
     return json_response(effect_json(view), headers=headers)
 
 
 @router.post(
     "/effects/{step}/commit",
     operation_id="commitEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
+    responses={
+        200: {"model": schemas.EffectView},
+        **problem_responses("not_executing", "not_released_to_you", "result_differs", "runs_as_action", "session_not_active"),
+    },
     dependencies=[Depends(only_query())],
 )
 async def commit_effect(
@@ -145,7 +178,10 @@ async def commit_effect(
 @router.post(
     "/effects/{step}/fail",
     operation_id="failEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
+    responses={
+        200: {"model": schemas.EffectView},
+        **problem_responses("not_executing", "not_released_to_you", "runs_as_action", "session_not_active"),
+    },
     dependencies=[Depends(only_query())],
 )
 async def fail_effect(

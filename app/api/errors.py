@@ -152,11 +152,6 @@ def install(app: FastAPI) -> None:
     app.add_middleware(CrashGuard)
 
 
-def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the declaration of these problem answers, for FastAPI's `responses=`; `openapi` adds the `Problem` schema they point to."""
-    return {status: _declared(HTTPStatus(status)) for status in sorted(statuses)}
-
-
 def answer(request: Request, error: SagaError) -> Response:
     """Render a refusal for a layer that stands outside the exception handlers, such as a middleware.
 
@@ -164,11 +159,6 @@ def answer(request: Request, error: SagaError) -> Response:
         LookupError: the error's class is not in the table.
     """
     return _render(request, _refusal_of(error))
-
-
-def unavailable(request: Request, detail: str, *, retry_after_seconds: int = 1, **facts: object) -> Response:
-    """Render 503 with Retry-After, for readiness and admission."""
-    return answer(request, Unavailable("unavailable", detail, retry_after_seconds=retry_after_seconds, **facts))
 
 
 def request_id(request: Request) -> UUID:
@@ -377,15 +367,3 @@ def _plain(fact: object) -> object:
     if isinstance(fact, datetime):
         return fact.isoformat()
     return str(fact)
-
-
-def _declared(status: HTTPStatus) -> dict[str, Any]:
-    titles = [kind.title for kind, mapped in STATUSES.items() if mapped == status]
-    declared: dict[str, Any] = {
-        "description": titles[0] if titles else status.phrase,
-        "content": {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-    header = {HTTPStatus.UNAUTHORIZED: "WWW-Authenticate", HTTPStatus.SERVICE_UNAVAILABLE: "Retry-After"}.get(status)
-    if header is not None:
-        declared["headers"] = {header: {"schema": {"type": "string"}}}
-    return declared

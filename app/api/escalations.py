@@ -13,7 +13,8 @@ from starlette.responses import Response
 from app.api import schemas
 from app.api.cursors import MOMENT, SESSION, moment_of, read_cursor, shape, write_cursor
 from app.api.dependencies import EngineDependency, OperatorOrAuditor, authenticate, etag
-from app.api.errors import problem_responses
+from app.api.headers import sends
+from app.api.problems import problem_responses
 from app.api.render import effect_json, json_response, undo_entry_json
 from app.api.strict_json import PlainInteger, SessionIdPath, only_query
 from app.domain.errors import NotFound
@@ -47,7 +48,7 @@ class _Package:
 @router.get(
     "/escalations",
     operation_id="listEscalations",
-    responses={200: {"model": schemas.EscalationListView}, **problem_responses(400, 403)},
+    responses={200: {"model": schemas.EscalationListView}, **problem_responses("bad_cursor")},
     dependencies=[Depends(only_query("reason", "limit", "cursor"))],
 )
 async def list_escalations(
@@ -76,7 +77,7 @@ async def list_escalations(
 @router.get(
     "/sessions/{session_id}/escalation",
     operation_id="getEscalation",
-    responses={200: {"model": schemas.EscalationView}, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.EscalationView, **sends("ETag")}, **problem_responses("escalation_not_found")},
     dependencies=[Depends(only_query())],
 )
 async def get_escalation(

@@ -5,7 +5,7 @@ from starlette.responses import Response
 
 from app.api import schemas
 from app.api.dependencies import Engine, EngineDependency
-from app.api.errors import problem_responses
+from app.api.problems import problem_responses
 from app.api.render import json_response
 from app.domain.errors import Unavailable
 from app.storage.database import StorageUnavailable, read_revision
@@ -21,7 +21,7 @@ async def livez() -> Response:
     return json_response({"status": OK, "checks": {}})
 
 
-@router.get("/readyz", operation_id="getReadiness", responses={200: {"model": schemas.HealthView}, **problem_responses(503)})
+@router.get("/readyz", operation_id="getReadiness", responses={200: {"model": schemas.HealthView}, **problem_responses("not_ready")})
 async def readyz(engine: EngineDependency) -> Response:
     """Say whether the database answers, its schema is the one this code knows, and the orchestrator turns."""
     checks = {"database": await _database(engine), "orchestrator": _orchestrator(engine)}

@@ -9,8 +9,8 @@ from starlette.responses import Response, StreamingResponse
 from app.api import schemas
 from app.api.cursors import bad_cursor
 from app.api.dependencies import Engine, EngineDependency, OperatorOrAuditor, authenticate
-from app.api.errors import problem_responses
-from app.api.render import json_response
+from app.api.problems import problem_responses
+from app.api.render import NOT_KEPT, json_response
 from app.api.strict_json import PlainInteger, SessionIdPath, only_query
 from app.domain.journal import Verifier, entry_json, export_line
 from app.domain.model import Principal, SessionId
@@ -29,7 +29,7 @@ router = APIRouter(prefix="/v1/sessions/{session_id}/journal", tags=["journal"],
     operation_id="getJournal",
     responses={
         200: {"model": schemas.JournalView, "content": {JSON_LINES: {"schema": {"type": "string", "description": "One entry a line."}}}},
-        **problem_responses(400, 403, 404),
+        **problem_responses("bad_cursor"),
     },
     dependencies=[Depends(only_query("limit", "cursor"))],
 )
@@ -46,7 +46,7 @@ async def get_journal(
     async with engine.database.snapshot(principal.org) as tx:
         await views.session(tx, principal, session_id)
         if _wants_lines(request):
-            return StreamingResponse(_lines(engine, principal, session_id, after_seq), media_type=JSON_LINES)
+            return StreamingResponse(_lines(engine, principal, session_id, after_seq), headers=NOT_KEPT, media_type=JSON_LINES)
         page = await journal.read_page(tx, session_id, after_seq, limit + 1)
     next_cursor = str(page[limit - 1].seq) if len(page) > limit else None
     return json_response({"items": [entry_json(entry) for entry in page[:limit]], "next_cursor": next_cursor})
@@ -55,7 +55,7 @@ async def get_journal(
 @router.get(
     "/verify",
     operation_id="verifyJournal",
-    responses={200: {"model": schemas.VerificationView}, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.VerificationView}},
     dependencies=[Depends(only_query())],
 )
 async def verify_journal(principal: OperatorOrAuditor, engine: EngineDependency, session_id: SessionIdPath) -> Response:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI
@@ -14,7 +15,10 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from app.api.errors import Problem, problem_responses
+from app.api.dependencies import RoleCheck, idempotency_key, if_match
+from app.api.errors import Problem
+from app.api.headers import HEADERS, sends
+from app.api.problems import declared_codes, problem_responses
 from app.api.strict_json import BodyReader, QueryNames
 
 OPENAPI_VERSION = "3.1.0"
@@ -24,8 +28,18 @@ BEARER_SCHEME = "bearer"
 _REF_PREFIX = "#/components/schemas/"
 
 # What the edge itself can answer; a route declares only what its verb adds (with `problem_responses`).
-_STATUSES_OF_API = (401, 422, 500, 503)
-_STATUSES_OF_BODY = (400, 413, 415, 422)
+_CODES_OF_API = ("invalid_request", "internal", "schema_missing", "storage_unavailable", "unauthenticated")
+_CODES_OF_BODY = (
+    *("body_too_large", "incomplete_body", "invalid_request", "malformed_json"),
+    *("unsupported_content_coding", "unsupported_media_type"),
+)
+_CODES_OF_PLACE: Mapping[str, str] = MappingProxyType(
+    {"session_id": "session_not_found", "step": "effect_not_found", "undo_id": "undo_not_found"}
+)
+# A verb that takes If-Match keeps its first answer for repeats (`dependencies.Caller`).
+_CODES_OF_CALL: Mapping[Callable[..., object], tuple[str, ...]] = MappingProxyType(
+    {idempotency_key: ("bad_idempotency_key",), if_match: ("version_differs", "key_reused")}
+)
 
 # The framework's shape for validation errors, which `errors` never sends.
 _FRAMEWORK_SCHEMAS = ("HTTPValidationError", "ValidationError")
@@ -41,6 +55,7 @@ class _Route:
     path: str
     method: str
     operation_id: str | None
+    calls: tuple[Callable[..., object], ...]
     readers: tuple[BodyReader[Any], ...]
     query_names: frozenset[str] | None
 
@@ -73,13 +88,14 @@ def _routes(app: FastAPI) -> Iterator[_Route]:
     for context in iter_route_contexts(app.routes):
         if not isinstance(context.original_route, APIRoute) or not context.include_in_schema:
             continue
-        calls = list(_calls(context.dependant))
+        calls = tuple(call for call in _calls(context.dependant) if call is not None)
         names = [call.names for call in calls if isinstance(call, QueryNames)]
         for method in sorted(context.methods or ()):
             yield _Route(
                 path=str(context.path_format),
                 method=method,
                 operation_id=_operation_id(context),
+                calls=calls,
                 readers=tuple(call for call in calls if isinstance(call, BodyReader)),
                 query_names=frozenset[str]().union(*names) if names else None,
             )
@@ -134,6 +150,7 @@ def _document(app: FastAPI, routes: list[_Route]) -> dict[str, Any]:
         operation: Operation = document["paths"][route.path][route.method.lower()]
         _refuse(_query_faults(route, operation))
         _complete(route, operation, references)
+    components["headers"] = {name: dict(header) for name, header in HEADERS.items()}
     components["securitySchemes"] = {
         BEARER_SCHEME: {"type": "http", "scheme": "bearer", "description": "A key made by `countermand keys create`."}
     }
@@ -185,17 +202,40 @@ def _complete(route: _Route, operation: Operation, references: Mapping[type[Base
     responses = operation.setdefault("responses", {})
     if "application/json" in responses.get("422", {}).get("content", {}):
         del responses["422"]
-    statuses = _STATUSES_OF_API if route.is_of_api else ()
     if route.readers:
         (reader,) = route.readers
         operation["requestBody"] = _request_body(reader, references[reader.model])
-        statuses = (*statuses, *_STATUSES_OF_BODY)
+    codes = {*declared_codes(responses), *_codes_of(route)}
     if operation.get("parameters"):
-        statuses = (*statuses, 422)
-    for status, declared in problem_responses(*set(statuses)).items():
-        responses.setdefault(str(status), declared)
+        codes.add("invalid_request")
+    responses.update({str(status): declared for status, declared in problem_responses(*codes).items()})
+    for status, response in responses.items():
+        _add_headers(route, status, response)
+    operation["responses"] = dict(sorted(responses.items()))
     if route.is_of_api:
         operation["security"] = [{BEARER_SCHEME: []}]
+
+
+def _codes_of(route: _Route) -> Iterator[str]:
+    """Yield what every verb that asks for these things can answer, whatever it does."""
+    if route.is_of_api:
+        yield from _CODES_OF_API
+        yield from (code for name, code in _CODES_OF_PLACE.items() if f"{{{name}}}" in route.path)
+    if route.readers:
+        yield from _CODES_OF_BODY
+    for call in route.calls:
+        if isinstance(call, RoleCheck) and call.refuses_some:
+            yield "role_not_allowed"
+        yield from _CODES_OF_CALL.get(call, ())
+
+
+def _add_headers(route: _Route, status: str, response: dict[str, Any]) -> None:
+    """Add to an answer of the API what all of its kind have."""
+    is_json = "application/json" in response.get("content", {})
+    if is_json or status == "304":
+        response.setdefault("headers", {}).update(sends("Cache-Control")["headers"])
+    if is_json and if_match in route.calls:
+        response["headers"].update(sends("Idempotent-Replayed")["headers"])
 
 
 def _request_body(reader: BodyReader[Any], reference: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from app.api import bodies, schemas
 from app.api.dependencies import Engine, EngineDependency, OperatorCaller, authenticate
-from app.api.errors import problem_responses
+from app.api.problems import problem_responses
 from app.api.render import answer_response, reported_bytes, session_bytes
 from app.api.sessions import WaitSeconds, look
 from app.api.strict_json import Received, SessionIdPath, StepPath, body, only_query
@@ -45,7 +45,10 @@ ReasonDependency = Annotated[Received[bodies.ReasonBody], Depends(body(bodies.Re
     "/undo/{undo_id}/retry",
     operation_id="retryUndo",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={
+        202: {"model": schemas.SessionView},
+        **problem_responses("session_not_halted", "undo_not_next", "undo_not_sent", "undo_settled", "url_refused"),
+    },
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def retry_undo(
@@ -65,7 +68,7 @@ async def retry_undo(
 @router.post(
     "/undo/{undo_id}/skip",
     operation_id="skipUndo",
-    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={200: {"model": schemas.SessionView}, **problem_responses("session_not_halted", "undo_settled")},
     dependencies=[Depends(only_query())],
 )
 async def skip_undo(
@@ -84,7 +87,7 @@ async def skip_undo(
     "/unwind",
     operation_id="unwindSession",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={202: {"model": schemas.SessionView}, **problem_responses("session_not_halted")},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def unwind_session(
@@ -99,7 +102,7 @@ async def unwind_session(
     "/halt",
     operation_id="haltSession",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={202: {"model": schemas.SessionView}, **problem_responses("session_not_unwinding")},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def halt_session(
@@ -113,7 +116,7 @@ async def halt_session(
 @router.post(
     "/resolve",
     operation_id="resolveSession",
-    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={200: {"model": schemas.SessionView}, **problem_responses("session_not_halted")},
     dependencies=[Depends(only_query())],
 )
 async def resolve_session(
@@ -126,7 +129,7 @@ async def resolve_session(
 @router.post(
     "/effects/{step}/settle",
     operation_id="settleEffect",
-    responses={200: {"model": schemas.EffectView}, **problem_responses(403, 404, 409, 412)},
+    responses={200: {"model": schemas.EffectView}, **problem_responses("not_unknown", "session_not_halted")},
     dependencies=[Depends(only_query())],
 )
 async def settle_effect(

@@ -4,6 +4,7 @@ import re
 import struct
 from collections.abc import Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from starlette.responses import Response
 
@@ -17,13 +18,21 @@ from app.domain.tools import Tool
 from app.engine.verbs import Answer
 from app.storage.views import ApprovalItem, SessionView, StepView
 
+# Answers tell what tenants did: nothing on the way keeps them.
+NOT_KEPT: Mapping[str, str] = MappingProxyType({"Cache-Control": "no-store"})
+
 # Characters that show nothing, turn text round or break lines: a person who decides by what the terminal shows must not be deceived.
 _UNSEEN = re.compile("[\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]")
 
 
 def json_response(value: Json, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with compact JSON; nothing in it is cached by anybody."""
-    return Response(visible(dump(value)), status, {"Cache-Control": "no-store", **(headers or {})}, media_type="application/json")
+    return Response(visible(dump(value)), status, {**NOT_KEPT, **(headers or {})}, media_type="application/json")
+
+
+def not_modified(headers: Mapping[str, str]) -> Response:
+    """Answer that the caller has this version already, with the headers that the whole answer would have (RFC 9110, section 15.4.5)."""
+    return Response(status_code=304, headers={**NOT_KEPT, **headers})
 
 
 def visible(body: bytes) -> bytes:
@@ -37,7 +46,7 @@ def _escape(found: re.Match[str]) -> str:
 
 def answer_response(answer: Answer) -> Response:
     """Answer with bytes that were made inside the verb, or before, for the same request."""
-    headers = {"Cache-Control": "no-store", **({"Idempotent-Replayed": "true"} if answer.is_replayed else {})}
+    headers = {**NOT_KEPT, **({"Idempotent-Replayed": "true"} if answer.is_replayed else {})}
     return Response(visible(answer.body), answer.status, headers, media_type="application/json")
 
 

@@ -306,7 +306,7 @@ class EscalationView(BaseModel):
 
 
 class JournalEntryView(BaseModel):
-    """One link of the chain; see docs/journal-format.md."""
+    """One link of the chain; see docs/reference/journal-format.md."""
 
     seq: int
     kind: EntryKind

@@ -20,8 +20,9 @@ from app.api.dependencies import (
     etag,
     is_unchanged,
 )
-from app.api.errors import problem_responses
-from app.api.render import answer_response, json_response, session_bytes, session_json, session_summary_json
+from app.api.headers import sends
+from app.api.problems import problem_responses
+from app.api.render import answer_response, json_response, not_modified, session_bytes, session_json, session_summary_json
 from app.api.strict_json import PlainInteger, Received, SessionIdPath, body, only_query, within
 from app.domain.journal import time_text
 from app.domain.json_text import dump
@@ -39,7 +40,9 @@ MAX_PAGE = 200
 _CURSOR = shape(MOMENT, SESSION)
 
 # Who calls is asked before anything else of the request is judged.
-NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "The caller has this version already (If-None-Match)."}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "The caller has this version already (If-None-Match).", **sends("ETag")}
+}
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], dependencies=[Depends(authenticate)])
 
@@ -56,7 +59,11 @@ WaitSeconds = Annotated[
 @router.put(
     "/{session_id}",
     operation_id="openSession",
-    responses={200: {"model": schemas.SessionView}, 201: {"model": schemas.SessionView}, **problem_responses(403, 404, 409)},
+    responses={
+        200: {"model": schemas.SessionView},
+        201: {"model": schemas.SessionView},
+        **problem_responses("session_differs", "payload_too_large"),
+    },
     dependencies=[Depends(only_query())],
 )
 async def open_session(
@@ -81,7 +88,7 @@ async def open_session(
 @router.get(
     "/{session_id}",
     operation_id="getSession",
-    responses={200: {"model": schemas.SessionView}, **NOT_MODIFIED, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.SessionView, **sends("ETag")}, **NOT_MODIFIED},
     dependencies=[Depends(only_query())],
 )
 async def get_session(request: Request, principal: Anyone, engine: EngineDependency, session_id: SessionIdPath) -> Response:
@@ -89,14 +96,14 @@ async def get_session(request: Request, principal: Anyone, engine: EngineDepende
     view = await look(engine, principal, session_id)
     headers = {"ETag": etag(view.session.version)}
     if is_unchanged(request, view.session.version):
-        return Response(status_code=304, headers=headers)
+        return not_modified(headers)
     return json_response(session_json(view), headers=headers)
 
 
 @router.get(
     "",
     operation_id="listSessions",
-    responses={200: {"model": schemas.SessionListView}, **problem_responses(400, 403)},
+    responses={200: {"model": schemas.SessionListView}, **problem_responses("bad_cursor")},
     dependencies=[Depends(only_query("state", "tool", "agent", "limit", "cursor"))],
 )
 async def list_sessions(
@@ -125,7 +132,7 @@ async def list_sessions(
     "/{session_id}/fail",
     operation_id="failSession",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={202: {"model": schemas.SessionView}, **problem_responses("effect_not_found", "not_executing", "session_not_active")},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def fail_session(
@@ -156,7 +163,10 @@ async def fail_session(
 @router.post(
     "/{session_id}/complete",
     operation_id="completeSession",
-    responses={200: {"model": schemas.SessionView}, **problem_responses(403, 404, 409, 412)},
+    responses={
+        200: {"model": schemas.SessionView},
+        **problem_responses("session_not_active", "session_past_deadline", "unsettled_effects"),
+    },
     dependencies=[Depends(only_query())],
 )
 async def complete_session(
@@ -172,7 +182,7 @@ async def complete_session(
 @router.post(
     "/{session_id}/touch",
     operation_id="touchSession",
-    responses={200: {"model": schemas.SessionSummaryView}, **problem_responses(403, 404, 409)},
+    responses={200: {"model": schemas.SessionSummaryView}, **problem_responses("session_not_active")},
     dependencies=[Depends(only_query())],
 )
 async def touch_session(
@@ -181,7 +191,10 @@ async def touch_session(
     session_id: SessionIdPath,
     _received: Annotated[Received[bodies.EmptyBody], Depends(body(bodies.EmptyBody))],
 ) -> Response:
-    """Give a sign of life, so that the session is not taken for abandoned; changes nothing that is visible."""
+    """Give a sign of life, so that the session is not taken for abandoned; changes nothing that is visible.
+
+    Needs no Idempotency-Key: a repeat is one more sign of life.
+    """
     return json_response(session_summary_json(await engine.forward.touch(principal, session_id)))
 
 

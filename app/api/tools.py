@@ -8,7 +8,7 @@ from starlette.responses import Response
 from app.api import bodies, schemas
 from app.api.dependencies import Admin, Anyone, EngineDependency, authenticate
 from app.api.descriptors import definition_of
-from app.api.errors import problem_responses
+from app.api.problems import problem_responses
 from app.api.render import json_response, tool_json
 from app.api.strict_json import PlainInteger, Received, body, only_query
 from app.domain.json_text import Json
@@ -42,7 +42,20 @@ TOOL_EXAMPLES = {
 @router.put(
     "/{name}",
     operation_id="registerTool",
-    responses={200: {"model": schemas.ToolView}, 201: {"model": schemas.ToolView}, **problem_responses(403)},
+    responses={
+        200: {"model": schemas.ToolView},
+        201: {"model": schemas.ToolView},
+        **problem_responses(
+            "action_needs_approval",
+            "bad_payload_schema",
+            "bad_reference",
+            "compensation_not_allowed",
+            "payload_too_large",
+            "registry_busy",
+            "tool_needs_compensation",
+            "url_refused",
+        ),
+    },
     dependencies=[Depends(only_query("dry_run"))],
 )
 async def register_tool(
@@ -62,7 +75,7 @@ async def register_tool(
 @router.get(
     "",
     operation_id="listTools",
-    responses={200: {"model": schemas.ToolListView}, **problem_responses(403)},
+    responses={200: {"model": schemas.ToolListView}},
     dependencies=[Depends(only_query("limit", "cursor"))],
 )
 async def list_tools(
@@ -81,7 +94,7 @@ async def list_tools(
 @router.get(
     "/{name}",
     operation_id="getTool",
-    responses={200: {"model": schemas.ToolView}, **problem_responses(403, 404)},
+    responses={200: {"model": schemas.ToolView}, **problem_responses("tool_not_found")},
     dependencies=[Depends(only_query("version"))],
 )
 async def get_tool(
@@ -102,7 +115,7 @@ async def get_tool(
     "/{name}",
     operation_id="removeTool",
     status_code=204,
-    responses={204: {"description": "It is no longer registered."}, **problem_responses(403, 404)},
+    responses={204: {"description": "It is no longer registered."}, **problem_responses("registry_busy", "tool_not_found")},
     dependencies=[Depends(only_query())],
 )
 async def remove_tool(principal: Admin, engine: EngineDependency, name: ToolNamePath) -> Response:

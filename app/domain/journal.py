@@ -1,6 +1,6 @@
 """A session's journal: an entry's bytes, the hash chain over them, its check. Must not read or write storage, or decide what is recorded.
 
-`docs/journal-format.md` describes every byte for those who write a second verifier; keep the two together.
+`docs/reference/journal-format.md` describes every byte for those who write a second verifier; keep the two together.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ from app.domain.tools import Tool
 from app.storage.database import Connection, Transaction
 from app.storage.rows import approval_of, effect_of, session_of, tool_of, undo_entry_of
 
-GENESIS = bytes(32)  # the hash before the first journal entry (docs/journal-format.md)
+GENESIS = bytes(32)  # the hash before the first journal entry (docs/reference/journal-format.md)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

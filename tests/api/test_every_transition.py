@@ -1,4 +1,4 @@
-"""Every arrow of docs/states.md is reached over HTTP, and no other. Must not move anything itself: it only watches."""
+"""Every arrow of docs/reference/states.md is reached over HTTP, and no other. Must not move anything itself: it only watches."""
 
 import re
 from collections.abc import Mapping
@@ -65,8 +65,8 @@ def arrows_of(moves: Mapping[Any, frozenset[Any]]) -> set[Arrow]:
 
 
 def drawn_arrows(title: str) -> set[Arrow]:
-    """Return the arrows between states that one section of docs/states.md draws."""
-    text = (REPOSITORY / "docs/states.md").read_text(encoding="utf-8")
+    """Return the arrows between states that one section of docs/reference/states.md draws."""
+    text = (REPOSITORY / "docs/reference/states.md").read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## {title}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return {arrow for arrow in re.findall(r"^ +(\S+) --> (\S+)$", section, re.MULTILINE) if "[*]" not in arrow}
 

@@ -174,7 +174,7 @@ async def test_lost_lease_and_interrupted_attempt_are_counted_when_a_call_was_ta
     assert (await rest(api.agent, "s"))["state"] == "compensated"
 
 
-ALERTS = yaml.safe_load((REPOSITORY / "docs/telemetry/alerts.yml").read_text(encoding="utf-8"))
+ALERTS = yaml.safe_load((REPOSITORY / "docs/reference/telemetry/alerts.yml").read_text(encoding="utf-8"))
 # As much of PromQL as the first alert is written in; anything else is not understood, and the test says so.
 EXPRESSION = re.compile(r'max\((?P<name>[a-z_]+)\{(?P<label>[a-z_]+)="(?P<value>[a-z_]+)"\}\) > (?P<limit>[0-9]+)')
 

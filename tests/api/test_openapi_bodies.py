@@ -12,8 +12,9 @@ import pytest
 from fastapi import APIRouter, Depends, FastAPI, Query
 from pydantic import BaseModel, Field
 
-from app.api.errors import install, problem_responses
+from app.api.errors import install
 from app.api.openapi import dumps, install_openapi
+from app.api.problems import problem_responses
 from app.api.strict_json import LosslessJson, PlainInteger, Received, SessionIdPath, StepPath, StrictModel, body, only_query
 from app.domain.errors import Invalid
 
@@ -72,7 +73,7 @@ def described() -> FastAPI:
     @router.post(
         "/sessions/{session_id}/effects/{step}/commit",
         operation_id="commitEffect",
-        responses=problem_responses(409, 404),
+        responses=problem_responses("result_differs", "tool_not_found"),
         dependencies=[Depends(only_query("wait_s"))],
     )
     async def commit(
@@ -164,7 +165,9 @@ def test_problems_are_declared_when_the_edge_can_answer_them(document: dict[str,
     assert sorted(responses) == ["200", "400", "401", "404", "409", "413", "415", "422", "500", "503"]
     for status, response in responses.items():
         if status != "200":
-            assert response["content"] == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+            (shape,) = response["content"].values()
+            assert list(response["content"]) == ["application/problem+json"]
+            assert shape["schema"]["allOf"][0] == {"$ref": "#/components/schemas/Problem"}
     assert sorted(document["paths"]["/v1/sessions"]["get"]["responses"]) == ["200", "401", "422", "500", "503"]
     assert "Retry-After" in responses["503"]["headers"]
     assert "HTTPValidationError" not in document["components"]["schemas"]

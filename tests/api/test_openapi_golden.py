@@ -6,27 +6,23 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 from jsonschema_rs import Draft202012Validator
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from app.api import openapi
 from app.api.approvals import PAYLOAD_EXAMPLE
 from app.main import create_app
 from app.settings import Settings
 from tests.conftest import StartService
-from tests.factories import park
+from tests.described import NO_SUCH_DATABASE, differences, document
+from tests.factories import Service, park
 from tests.fakes import FakeEndpoint
 from tests.golden import kept_text
 from tests.halts import LATER, Night
 from tests.operators import undo_ids
 
 GOLDEN = "openapi/openapi.json"
-NO_SUCH_DATABASE = "postgresql://nobody@127.0.0.1:9/none"
 PROBLEM_JSON = "application/problem+json"
-
-
-def document() -> dict[str, Any]:
-    """Return the document of an application that is not started."""
-    described: dict[str, Any] = create_app(Settings(_env_file=None), NO_SUCH_DATABASE).openapi()
-    return described
 
 
 class Operation(NamedTuple):
@@ -64,7 +60,7 @@ def test_every_operation_says_who_it_is_and_how_it_may_fail() -> None:
         assert operation.name[0].islower(), operation
         assert operation.body["description"], operation.name
         is_of_api = operation.path.startswith("/v1/")
-        expected = {"401", "403", "500", "503"} if is_of_api else set()
+        expected = {"401", "422", "500", "503"} if is_of_api else set()
         if "requestBody" in operation.body:
             expected |= {"400", "413", "415", "422"}
         if "{session_id}" in operation.path and is_of_api:
@@ -73,7 +69,9 @@ def test_every_operation_says_who_it_is_and_how_it_may_fail() -> None:
         for status, response in responses.items():
             if int(status) >= 400:
                 assert list(response["content"]) == [PROBLEM_JSON], (operation.name, status)
-                assert response["content"][PROBLEM_JSON]["schema"] == {"$ref": "#/components/schemas/Problem"}
+                shape, codes = response["content"][PROBLEM_JSON]["schema"]["allOf"]
+                assert shape == {"$ref": "#/components/schemas/Problem"}
+                assert codes["properties"]["code"]["enum"], (operation.name, status)
         assert any(status.startswith("2") for status in responses), operation.name
 
 
@@ -181,6 +179,43 @@ async def test_examples_are_accepted_when_they_are_sent(services: StartService, 
             expect_shape(operation, answer)
             tried.add(operation.name)
     assert tried >= PREPARED.keys()
+
+
+# An answer -> in what it differs from what is described for it. Every client of the tests' services looks for this (tests/described.py).
+CONFLICT: dict[str, Any] = {"status_code": 409, "headers": {"Cache-Control": "no-store"}, "json": {"code": "session_not_active"}}
+ANSWERS: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("POST /v1/sessions/s/touch", CONFLICT, []),
+    ("POST /v1/sessions/s/touch?wait_s=1", {**CONFLICT, "json": {"code": "step_reused"}}, ["code step_reused is not declared"]),
+    ("POST /v1/sessions/s/touch", {**CONFLICT, "headers": {}}, ["header Cache-Control is not sent"]),
+    ("POST /v1/sessions/s/touch", {**CONFLICT, "status_code": 412}, ["status 412"]),
+    ("POST /v1/sessions/s/fail", {"status_code": 202, "headers": {"Cache-Control": "no-store", "Idempotent-Replayed": "true"}}, []),
+    ("HEAD /v1/sessions/s", {"status_code": 200, "headers": {"Cache-Control": "no-store", "ETag": '"v1"'}}, []),
+    (
+        "GET /v1/tools/t",
+        {"status_code": 200, "headers": {"Cache-Control": "no-store", "ETag": '"v1"', "Location": "/"}},
+        ["header etag is not declared", "header location is not declared"],
+    ),
+    ("GET /nowhere", {"status_code": 404}, []),
+]
+
+
+@pytest.mark.parametrize(("asked", "answer", "expected"), ANSWERS)
+def test_answer_is_held_to_its_description_when_a_test_receives_one(asked: str, answer: dict[str, Any], expected: list[str]) -> None:
+    """A status, code or header that is not declared is seen, and one that is always there and is not."""
+    method, path = asked.split()
+    response = httpx.Response(**answer, request=httpx.Request(method, f"http://countermand.test{path}"))
+    assert differences(response, response.content) == expected
+
+
+async def test_client_of_the_tests_refuses_an_answer_when_it_is_not_described(service: Service) -> None:
+    """The hook is in place: what a service of the tests answers is looked at, whichever test asks."""
+
+    async def odd(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=200, headers={"X-Odd": "1"})(scope, receive, send)
+
+    service.app.middleware_stack = odd
+    with pytest.raises(AssertionError, match="header x-odd is not declared"):
+        await service.agent.get("/sessions")
 
 
 async def test_document_is_served_as_it_is_kept(services: StartService) -> None:

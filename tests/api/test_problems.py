@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.errors import STATUSES, Problem, answer, install, unavailable
+from app.api.errors import STATUSES, Problem, answer, install
 from app.domain import errors
 from app.domain.errors import Conflict, Invalid, SagaError, Unavailable
 
@@ -347,18 +347,10 @@ def test_installation_is_refused_when_the_framework_limits_bodies() -> None:
 
 
 async def test_refusal_is_rendered_when_a_layer_has_no_exception_handlers(app: FastAPI, client: httpx.AsyncClient) -> None:
-    """Readiness and middlewares answer in the same shape."""
-
-    @app.get("/readyz")
-    async def ready(request: Request) -> Response:
-        return unavailable(request, "the schema is behind", retry_after_seconds=5, check="schema")
+    """Middlewares answer in the same shape."""
 
     @app.get("/full")
     async def full(request: Request) -> Response:
         return answer(request, Conflict("some_code", "no"))
 
-    response = await client.get("/readyz")
-
-    problem = _checked(response)
-    assert (response.status_code, response.headers["retry-after"], problem["check"]) == (503, "5", "schema")
     assert _checked(await client.get("/full"))["status"] == 409

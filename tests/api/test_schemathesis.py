@@ -20,7 +20,12 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from app.domain.model import Role
 from app.main import create_app
@@ -32,7 +37,13 @@ from tests.probes import PATIENCE_SECONDS
 ROLES = (Role.AGENT, Role.OPERATOR, Role.ADMIN)
 EXAMPLES = 8  # per operation and role, good and bad requests together: some 700 in all
 Case: TypeAlias = schemathesis.Case[Any]
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,  # those that are always there are there, each in its form
+    response_schema_conformance,  # the code of a problem is one that the operation declares
+]
 DATABASE = "made_up_requests"
 CLOSED = "http://127.0.0.1:9/undo"  # nobody listens at the discard port: undos are retried, and halt
 

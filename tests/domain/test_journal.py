@@ -1,4 +1,4 @@
-"""The journal's bytes are those of docs/journal-format.md, and no change to them goes unseen. Must not touch storage."""
+"""The journal's bytes are those of docs/reference/journal-format.md, and no change to them goes unseen. Must not touch storage."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ from app.domain.journal import (
 from app.domain.json_text import parse
 from app.domain.model import EntryKind, JournalHead, OrgName, SessionId
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "journal-format.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "journal-format.md").read_text(encoding="utf-8")
 ORG = OrgName("acme")
 SESSION = SessionId("refund-4921")
 START = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -104,7 +104,7 @@ def fenced(language: str) -> str:
 
 
 def second_verifier(org: str, session: str, lines: str, head: dict[str, str | int] | None) -> int | None:
-    """Verify an export knowing only docs/journal-format.md; return the first bad seq."""
+    """Verify an export knowing only docs/reference/journal-format.md; return the first bad seq."""
     place, last_hash, last_at = 0, "0" * 64, ""
     for line in lines.removesuffix("\n").split("\n") if lines else []:
         place += 1

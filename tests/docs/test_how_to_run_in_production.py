@@ -1,0 +1,111 @@
+"""What the how-to says of databases, keys and restores holds. Must not deploy: tests/storage/test_login_roles.py has the logins."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from uuid import uuid4
+
+import yaml
+
+from app.cli.embedded_postgres import find_binaries
+from app.domain.keys import read_key
+from app.domain.model import Role
+from app.settings import Settings
+from app.storage.database import MILLISECOND_BOUNDS, RUNTIME_ROLE
+from tests.conftest import StartService, execute
+from tests.docs.documents import documents, read
+from tests.factories import do_step, owner_connection
+from tests.fakes import FakeEndpoint
+from tests.golden import REPOSITORY
+
+DOCUMENT = read(REPOSITORY / "docs/how-to/run-in-production.md")
+ALERTS = REPOSITORY / "docs/reference/telemetry/alerts.yml"
+
+# Not the service's settings: what its commands, and the commands that it shows, take from the environment.
+OF_COMMANDS = {"COUNTERMAND_URL", "COUNTERMAND_KEY", "COUNTERMAND_ADMIN_KEY_FILE", *(f"COUNTERMAND_{role.name}_KEY" for role in Role)}
+
+
+def statements(word: str) -> str:
+    """Return the block of SQL that begins with this word."""
+    (found,) = (block.text for block in DOCUMENT.blocks if block.language == "sql" and block.text.startswith(word))
+    return found
+
+
+def test_variables_in_documents_are_settings_or_taken_by_commands() -> None:
+    """A setting that was renamed, or never was, is not recommended anywhere."""
+    settings = {f"COUNTERMAND_{name.upper()}" for name in Settings.model_fields}
+    named = {(document.name, name) for document in documents() for name in re.findall(r"\bCOUNTERMAND_[A-Z_]+[A-Z]\b", document.text)}
+    assert {(where, name) for where, name in named if name not in settings | OF_COMMANDS} == set()
+
+
+def test_alerts_that_are_named_are_there() -> None:
+    """What is to be loaded first can be."""
+    rules = {rule["alert"] for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]}
+    named = set(re.findall(r"`(Countermand[A-Z]\w+)`", DOCUMENT.prose))
+    assert named
+    assert named <= rules
+
+
+def test_what_a_pooler_has_to_ignore_is_what_is_asked_for_at_connect() -> None:
+    """A limit more in the code and none in the text would be a login without it."""
+    text = " ".join(DOCUMENT.prose.split())
+    found = re.search(r"`ignore_startup_parameters = ([\w,]+)`", text)
+    assert found is not None
+    assert found[1].split(",") == ["role", *MILLISECOND_BOUNDS]
+    assert f"SET role = '{RUNTIME_ROLE}'" in text
+    for name, milliseconds in MILLISECOND_BOUNDS.items():
+        assert f"SET {name} = '{int(milliseconds) // 1_000}s'" in text
+
+
+async def test_key_is_refused_when_it_is_revoked_as_shown(services: StartService) -> None:
+    """The statement takes one key out of use, at once, and no other."""
+    service = await services()
+    leaked = read_key(service.agent.key)
+    assert leaked is not None
+    assert service.agent.key.startswith(f"cm_{leaked.key_id}_")
+    assert (await service.agent.get("/sessions")).status_code == 200
+    statement = statements("UPDATE").replace("0123456789ab", leaked.key_id)
+    async with owner_connection(service.database_url) as connection:
+        assert await connection.execute(statement) == "UPDATE 1"
+    assert (await service.agent.get("/sessions")).status_code == 401
+    assert (await service.operator.get("/sessions")).status_code == 200
+
+
+async def test_dump_is_whole_when_the_login_for_backups_makes_it(services: StartService, tmp_path: Path) -> None:
+    """Without BYPASSRLS a dump fails: whoever has the login as shown gets every org's rows."""
+    service = await services()
+    login = f"backup_{uuid4().hex}"
+    database = service.database_url.partition("?")[0].rpartition("/")[2]
+    shown = statements("CREATE ROLE").replace("countermand_backup", login).replace("DATABASE countermand ", f'DATABASE "{database}" ')
+    dump = tmp_path / "dump.sql"
+    named = os.environ.get("COUNTERMAND_TEST_POSTGRES_BIN_DIR")
+    program = find_binaries(Path(named) if named else None) / "pg_dump"
+    await execute(service.database_url, shown)
+    try:
+        url = re.sub(r"//[^@]*@", f"//{login}@", service.database_url)
+        words: list[str | Path] = [program, "--no-password", "--dbname", url, "--file", dump]
+        made = subprocess.run(words, check=False, capture_output=True, text=True)  # noqa: ASYNC221 (nothing else goes on here)
+    finally:
+        await execute(service.database_url, f'REVOKE CONNECT ON DATABASE "{database}" FROM {login}')
+        await execute(service.database_url, f"DROP ROLE {login}")
+    assert made.returncode == 0, made.stderr
+    key = read_key(service.agent.key)
+    assert key is not None
+    assert key.key_id in dump.read_text(encoding="utf-8")
+
+
+async def test_run_is_closed_without_an_undo_when_no_orchestrator_runs(services: StartService, endpoint: FakeEndpoint) -> None:
+    """After a restore: fail, halt, resolve end a run that was completed long ago; nothing is sent, then or later."""
+    reader = await services(has_orchestrator=False)
+    await do_step(reader.agent, "run-1", 1, endpoint.url("/undo"))
+    answers = [
+        await reader.operator.fail("run-1", error="restored; it was completed", wait_s=1),  # an orchestrator would undo it meanwhile
+        await reader.operator.post("/sessions/run-1/halt", {"reason": "restored; it was completed"}),
+        await reader.operator.post("/sessions/run-1/resolve", {"reason": "restored; it was completed"}),
+    ]
+    assert [answer.json()["state"] for answer in answers] == ["failed", "halted", "resolved"]
+    worker = await services()
+    await do_step(worker.agent, "run-2", 1, endpoint.url("/undo/other"))
+    await worker.agent.fail("run-2", wait_s=10)
+    assert {request.path for request in endpoint.received} == {"/undo/other"}
