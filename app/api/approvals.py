@@ -44,6 +44,7 @@ REJECT_EXAMPLES = {
     "no": {"reason": "wrong account"},
     "go on": {"reason": "do not mail this customer", "then": "continue"},
 }
+ACTION_RETRY_AFTER_SECONDS = 1  # an endpoint is called; most answer sooner
 RESUME_EXAMPLES = {"wire": {"payload": PAYLOAD_EXAMPLE}}
 
 
@@ -130,7 +131,7 @@ async def reject_effect(
     operation_id="resumeEffect",
     responses={
         200: {"model": schemas.ExecuteView | schemas.ActedView},
-        202: {"model": schemas.ActedView, **sends("Location")},
+        202: {"model": schemas.ActedView, **sends("Location", "Retry-After")},
         **problem_responses(
             "already_decided",
             "already_released",
@@ -166,5 +167,6 @@ async def resume_effect(
         wait_s,
     )
     if view.is_in_progress:
-        return json_response(acted_json(session_id, view), 202, {"Location": f"/v1/sessions/{session_id}/effects/{step}"})
+        headers = {"Location": f"/v1/sessions/{session_id}/effects/{step}", "Retry-After": str(ACTION_RETRY_AFTER_SECONDS)}
+        return json_response(acted_json(session_id, view), 202, headers)
     return json_response(acted_json(session_id, view))

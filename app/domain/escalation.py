@@ -219,7 +219,7 @@ def _moves(found: Found) -> list[Move]:
     for item in unsettled:
         moves += _skip_moves(session, item)
     moves.append(_unwind_move(found))
-    left = f"steps {_steps(unsettled)} stay as they are" if unsettled else "nothing is left that can be undone from here"
+    left = f"nothing of {_steps(unsettled)} is undone" if unsettled else "nothing is left that can be undone from here"
     moves.append(
         Move(
             name="resolve",
@@ -323,7 +323,7 @@ def _unwind_move(found: Found) -> Move:
     obstacles = [f"it will halt again at step {item.entry.stack_position}: {why}" for item in unsettled if (why := _obstacle(item))]
     forgotten = [f"step {item.entry.stack_position} was {why}" for item in unsettled if (why := _forgotten(found, item))]
     if unsettled:
-        title = f"Undo what is left: steps {_steps(unsettled)}, newest first"
+        title = f"Undo what is left: {_steps(unsettled)}, newest first"
         consequence = "undos that failed are tried again under the same key; what is irreversible stands"
     else:
         title = "Close the session: nothing is left that can be undone from here"
@@ -344,4 +344,6 @@ def _what(item: StackItem) -> str:
 
 
 def _steps(items: Sequence[StackItem]) -> str:
-    return ", ".join(str(item.entry.stack_position) for item in items)
+    """Name them as a person would: `step 1`, or `steps 2, 1`."""
+    named = ", ".join(str(item.entry.stack_position) for item in items)
+    return f"step {named}" if len(items) == 1 else f"steps {named}"

@@ -234,7 +234,7 @@ async def test_package_says_what_cannot_be_undone_and_who_allowed_it_when_the_pi
         ("retry", "Send the undo of step 1: take back s-1"),
         ("skip", "Step 1 was undone by hand: take back s-1"),
         ("skip", "Let step 1 stand: take back s-1"),
-        ("unwind", "Undo what is left: steps 1, newest first"),
+        ("unwind", "Undo what is left: step 1, newest first"),
         ("resolve", "Close the session as it stands"),
     ]
     (await order(operator, "s", "effects/2/settle", outcome="committed")).raise_for_status()
