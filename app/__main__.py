@@ -166,7 +166,7 @@ def _make_environment(lock: Path) -> None:
         with _turn() as turn:
             if _is_stamped(lock):
                 return  # another process did it while this one waited
-            _say(f"making {ENVIRONMENT} from {lock.name}, once; this takes from a few seconds to a minute")
+            _say(f"making {ENVIRONMENT} from {lock.name}, once; this takes from half a minute to three")
             if not _is_environment_sound():
                 _create_environment()
             STAMP.write_text(UNFINISHED, encoding="ascii")

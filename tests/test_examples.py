@@ -21,7 +21,7 @@ from examples.http_tool import HttpTool, NotApplied, http_tool
 from examples.onboarding_agent import systems
 from examples.saga import Refused, Saga
 from tests.conftest import execute, with_database
-from tests.docs.playing import PATIENCE_SECONDS, developing, put_stand_ins, variables_of
+from tests.docs.playing import PATIENCE_SECONDS, developing, put_interpreter, put_stand_ins, variables_of
 from tests.golden import REPOSITORY
 
 SCREEN_LINES = 70
@@ -94,6 +94,7 @@ async def desk_of(example: str, variables: dict[str, str], directory: Path) -> A
     """Run an example's systems by its README's command; yields the desk and the README's blocks after that one."""
     shutil.copytree(REPOSITORY / "examples", directory / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     log = put_stand_ins(directory)
+    put_interpreter(directory)
     kept = {"PATH": f"{directory}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "CURL_LOG": str(log), "PORT": "0"}
     desk = Desk(directory=directory, environment={**kept, **variables})
     first, second, *blocks = re.findall(r"^```sh\n(.*?)^```$", readme_of(example), re.MULTILINE | re.DOTALL)
@@ -131,7 +132,7 @@ async def test_refund_ends_as_its_readme_says_when_it_is_pasted(variables: dict[
         run, approve, run_down, approve_down, run_refused, refuse, look = blocks
         operator = next(line for line in approve.splitlines() if "() {" in line)
 
-        killed = await desk.start(run.replace("\npython3", "\nexec python3"))  # the last command is the process that is killed
+        killed = await desk.start(run.replace("\n.venv", "\nexec .venv"))  # the last command is the process that is killed
         await until_asked(killed, variables, "refund-1")
         killed.kill()
         await killed.communicate()

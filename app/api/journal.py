@@ -12,8 +12,9 @@ from app.api.dependencies import Engine, EngineDependency, OperatorOrAuditor, au
 from app.api.problems import problem_responses
 from app.api.render import NOT_KEPT, json_response
 from app.api.strict_json import PlainInteger, SessionIdPath, only_query
-from app.domain.journal import Verifier, entry_json, export_line
-from app.domain.model import Principal, SessionId
+from app.domain.journal import Verifier, entry_json, export_line, time_text
+from app.domain.json_text import Json
+from app.domain.model import JournalHead, Principal, SessionId
 from app.storage import journal, views
 
 MAX_PAGE = 1_000
@@ -72,8 +73,13 @@ async def verify_journal(principal: OperatorOrAuditor, engine: EngineDependency,
             "entry_count": found.entry_count,
             "first_bad_seq": found.first_bad_seq,
             "message": found.message,
+            "head": _head_json(session.head),
         }
     )
+
+
+def _head_json(head: JournalHead) -> Json:
+    return {"seq": head.seq, "hash": head.digest.hex(), "at": None if head.at is None else time_text(head.at)}
 
 
 async def _lines(engine: Engine, principal: Principal, session_id: SessionId, after_seq: int) -> AsyncIterator[bytes]:

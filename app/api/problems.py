@@ -127,12 +127,16 @@ PROBLEMS: Mapping[str, Kind] = MappingProxyType(
             "Do not run it. Whoever released it repeats the resume under its own `Idempotency-Key`.",
         ),
         "approval_expired": _no(
-            Conflict, "Nobody decided, or nobody resumed, in time; the session has failed.", "Do not run it. Ask anew in a new session."
+            Conflict,
+            "The call was approved, and nobody resumed it in time; the session has failed.",
+            "Do not run it. Ask anew in a new session.",
         ),
         "not_approved": _later(
             Conflict,
-            "No approval of the call stands in the journal.",
-            "Do not run it. Wait with `GET .../effects/{step}?wait_s=` and resume then.",
+            "No approval of the call stands in the journal; `state` says what became of the question.",
+            "Do not run it. `pending`: wait with `GET .../effects/{step}?wait_s=`, and resume once it is approved; "
+            "only then is a repeat of use. `rejected`: the effect has the reason; the run goes on without the call, or has failed. "
+            "`cancelled`, `expired` (unanswered): the run has failed; ask anew in a new session.",
         ),
         "not_executing": _no(
             Conflict,

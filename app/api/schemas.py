@@ -326,6 +326,14 @@ class JournalView(BaseModel):
     next_cursor: str | None
 
 
+class JournalHeadView(BaseModel):
+    """Where a session says that its chain stands: its newest entry's number, hash and time. Note it elsewhere to be able to tell later."""
+
+    seq: int
+    hash: str
+    at: datetime | None
+
+
 class VerificationView(BaseModel):
     """What the check of a whole chain found."""
 
@@ -333,6 +341,7 @@ class VerificationView(BaseModel):
     entry_count: int
     first_bad_seq: int | None
     message: str
+    head: JournalHeadView
 
 
 class HealthView(BaseModel):

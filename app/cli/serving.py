@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 
 import structlog
@@ -32,6 +33,10 @@ DEV_SUBJECTS: Mapping[Role, str] = {
     Role.ADMIN: "demo-admin",
 }
 BACKLOG = 2_048  # connections that may wait to be accepted; uvicorn's own number
+SETTING_PREFIX = "COUNTERMAND_"
+OTHER_VARIABLES = frozenset({"URL", "KEY", "ADMIN_KEY", "ADMIN_KEY_FILE", *(f"{role.name}_KEY" for role in Role)})
+"""What clients of the service read, after the prefix."""
+NEARLY = 0.8  # of 1: a letter or two of a setting's name
 KEEP_ALIVE_SECONDS = 75  # above the usual idle time of proxies, so that they, not we, close first
 
 _log = structlog.stdlib.get_logger("countermand")
@@ -78,6 +83,7 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, *, has_api: bool, has_orchestrator: bool) -> None:
     """Serve until a signal comes."""
     observability.configure()
+    warn_of_environment(settings)
     with _bound(settings) as bound, target(settings) as database_url:
         _run(settings, database_url, Parts(has_api=has_api, has_orchestrator=has_orchestrator), bound)
 
@@ -85,9 +91,25 @@ def serve(settings: Settings, *, has_api: bool, has_orchestrator: bool) -> None:
 def migrate(settings: Settings) -> None:
     """Bring the schema to head."""
     observability.configure()
+    warn_of_environment(settings)
     with target(settings) as database_url:
         migrating.migrate(database_url)
     _log.info("schema_migrated")
+
+
+def warn_of_environment(settings: Settings) -> None:
+    """Tell what is easily not meant: a database of this machine's own, and a variable that is nearly a setting's.
+
+    Others that begin as ours do are left alone: orchestrators of containers set such for whatever is called like this service.
+    """
+    if settings.database_url is None:
+        _log.warning("embedded_postgres", data_dir=str(settings.data_dir))
+    names = {name.upper() for name in Settings.model_fields}
+    for variable in sorted(os.environ):
+        name = variable.upper().removeprefix(SETTING_PREFIX)
+        if variable.upper().startswith(SETTING_PREFIX) and name not in names | OTHER_VARIABLES:
+            for meant in get_close_matches(name, names, n=1, cutoff=NEARLY):
+                _log.warning("unknown_setting", variable=variable, meant=f"{SETTING_PREFIX}{meant}")
 
 
 def dev(settings: Settings) -> None:

@@ -117,7 +117,9 @@ def _checked(response: httpx.Response) -> Mapping[str, Any]:
     body: Mapping[str, Any] = found if isinstance(found, dict) else {}
     if body and response.is_success:
         return body
-    places = "; ".join(f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in body.get("errors") or [])
     detail = body.get("detail") or f"{response.status_code}, and no answer of this service"
+    faults = [f"{fault.get('pointer', '')}: {fault.get('detail', '')}" for fault in body.get("errors") or []]
     request = response.request
-    raise SetupError(f"{request.method} {request.url.path}: {detail} {places}".rstrip())
+    # Most refusals with one fault say its sentence as their own.
+    said = faults if len(faults) == 1 and faults[0].endswith(f": {detail}") else [detail, *faults]
+    raise SetupError(f"{request.method} {request.url.path}: {'; '.join(said)}")

@@ -24,7 +24,7 @@ _PORT = re.compile(r"[0-9]{1,5}")
 # Underscores are no host name by RFC 1123, but container networks give out such names.
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
-_HINT = "; the operator may list it in COUNTERMAND_EGRESS_ALLOW"
+_HINT = "; the deployment may list it in COUNTERMAND_EGRESS_ALLOW"
 
 # Refused even for a listed host name or a wider listed network: they answer with the machine's own credentials. Only a CIDR inside
 # one of these opens it (threat model, row B1).

@@ -152,9 +152,9 @@ def _sentence(found: Found, item: StackItem) -> str:
         case UndoState.COMPENSATED:
             return _how_undone(item, attempts)
         case UndoState.FAILED:
-            return f"given up after {attempts} attempt(s); the last said: {item.call.last_error if item.call else None}"
+            return f"given up after {_times(attempts)}; the last said: {item.call.last_error if item.call else None}"
         case UndoState.PENDING if attempts:
-            return f"waits to be tried again; {attempts} attempt(s) so far"
+            return f"waits to be tried again; {_times(attempts)} so far"
         case UndoState.PENDING:
             return _why_not_sent(found, item)
         case UndoState.SKIPPED:
@@ -168,7 +168,7 @@ def _sentence(found: Found, item: StackItem) -> str:
 def _how_undone(item: StackItem, attempts: int) -> str:
     if item.entry.by_hand:
         return "undone by hand"
-    said = f"its endpoint said so after {attempts} attempt(s)"
+    said = f"its endpoint said so after {_times(attempts)}"
     return f"{said}, but that the call happened was reported only after that" if _was_sent_too_early(item) else said
 
 
@@ -341,6 +341,10 @@ def _unwind_move(found: Found) -> Move:
 def _what(item: StackItem) -> str:
     description = item.entry.compensation.description
     return f": {description}" if description else ""
+
+
+def _times(attempts: int) -> str:
+    return "1 attempt" if attempts == 1 else f"{attempts} attempts"
 
 
 def _steps(items: Sequence[StackItem]) -> str:

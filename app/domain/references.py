@@ -25,6 +25,9 @@ class Source(StrEnum):
     RESULT = "result"
 
 
+_STARTS = tuple(f"{source}#" for source in Source)
+
+
 class Unreadable:
     """The type of `UNREADABLE`."""
 
@@ -89,7 +92,7 @@ def bind(args: Json, documents: Mapping[Source, Document]) -> Bound:
     result (`json_text.fits`): a short reference may stand for much, many times over.
 
     Raises:
-        BadReference: the string names another source, or what follows `#` is no JSON Pointer.
+        BadReference: the string names another source, what follows `#` is no JSON Pointer, or another member stands beside a reference.
     """
     binding = _Binding(documents)
     bound = binding.value(args, ())
@@ -114,8 +117,12 @@ class _Binding:
         if not isinstance(value, dict):
             return value
         text = value.get("$ref")
-        if len(value) == 1 and isinstance(text, str):
-            return self._reference(text, value, path)
+        if isinstance(text, str):
+            if len(value) == 1:
+                return self._reference(text, value, path)
+            if text.startswith(_STARTS):  # else it would be sent as it stands, and whoever wrote it believes that it is bound
+                others = ", ".join(key for key in value if key != "$ref")[:_MAX_SHOWN_CHARACTERS]
+                raise BadReference(pointer_text(path), f"expected $ref alone in its object, found beside it: {others}")
         return {key: self.value(member, (*path, key)) for key, member in value.items()}
 
     def _reference(self, text: str, unbound: Json, path: tuple[str | int, ...]) -> Json:

@@ -55,9 +55,9 @@ def check(definition: Definition, policy: EgressPolicy) -> SagaError | None:
     """Say why this may not be registered, or None: what could not work is refused here, not at the first call."""
     match definition.reversibility:
         case Reversibility.REVERSIBLE | Reversibility.COMPENSATABLE if definition.compensation is None:
-            return _invalid("tool_needs_compensation", "/compensation", f"a {definition.reversibility} tool needs a compensation")
+            return _invalid("tool_needs_compensation", "/compensation", f"{definition.reversibility}: such a tool needs a compensation")
         case Reversibility.READ_ONLY | Reversibility.IRREVERSIBLE if definition.compensation is not None:
-            return _invalid("compensation_not_allowed", "/compensation", f"a {definition.reversibility} tool has no compensation")
+            return _invalid("compensation_not_allowed", "/compensation", f"{definition.reversibility}: such a tool has no compensation")
         case Reversibility.READ_ONLY | Reversibility.REVERSIBLE | Reversibility.COMPENSATABLE | Reversibility.IRREVERSIBLE:
             pass
         case _:

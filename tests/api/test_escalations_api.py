@@ -172,9 +172,9 @@ async def test_package_tells_what_is_and_why_when_a_session_is_halted(night: Nig
     whose = [package[name] for name in ("agent", "owner", "metadata", "clean", "pivoted")]
     assert whose == ["refund-bot", "agent-1", {"order": 4921}, True, False]
     assert package["created_at"] < package["failed_at"] < package["halted_at"]
-    assert sentences(package["undone"]) == {6: "its endpoint said so after 1 attempt(s)"}
+    assert sentences(package["undone"]) == {6: "its endpoint said so after 1 attempt"}
     assert sentences(package["not_undone"]) == {
-        4: f"given up after 2 attempt(s); the last said: {halted['undo_stack'][2]['last_error']}",
+        4: f"given up after 2 attempts; the last said: {halted['undo_stack'][2]['last_error']}",
         3: "not sent yet",
         2: "not sent yet",
         1: "not sent yet",
@@ -246,7 +246,7 @@ async def test_package_says_what_the_reports_contradict_when_an_effect_came_late
     operator, agent = night.service.operator, night.service.agent
     await night.late("undone")
     assert sentences((await escalation(operator, "undone"))["cannot_be_undone"]) == {
-        2: "its endpoint said so after 1 attempt(s), but that the call happened was reported only after that"
+        2: "its endpoint said so after 1 attempt, but that the call happened was reported only after that"
     }
 
     for name, step in (("skipped", 1), ("wired", 2)):

@@ -55,6 +55,7 @@ async def test_journal_tells_everything_once_and_verifies(service: Service, endp
         "entry_count": len(journal),
         "first_bad_seq": None,
         "message": f"{len(journal)} entries are linked and unchanged; they end at its head",
+        "head": {"seq": len(journal), "hash": journal[-1]["hash"], "at": journal[-1]["at"]},
     }
 
 

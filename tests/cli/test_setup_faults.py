@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from app.cli import keys, serving
 from app.domain.model import Role
@@ -125,3 +126,40 @@ async def test_keys_are_not_known_when_one_of_them_is_not(database_url: str, tmp
     made = await made_keys(tmp_path, database_url)
     assert await are_known(database_url, made)
     assert not await are_known(database_url, made | {"admin": json.loads(unknown_keys())["admin"]})
+
+
+def test_environment_is_warned_of_when_it_is_nearly_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt database would be another, empty one, and nobody would undo what is registered there."""
+    for name in list(os.environ):
+        if name.startswith("COUNTERMAND_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COUNTERMAND_DATABASE_URL_FLE", "/run/secrets/url")
+    monkeypatch.setenv("COUNTERMAND_EGRES_ALLOW", "10.0.0.0/8")
+    monkeypatch.setenv("COUNTERMAND_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("COUNTERMAND_ADMIN_KEY", "cm_")
+    with structlog.testing.capture_logs() as told:
+        serving.warn_of_environment(Settings(_env_file=None))
+    assert told == [
+        {"event": "embedded_postgres", "log_level": "warning", "data_dir": ".countermand"},
+        {
+            "event": "unknown_setting",
+            "log_level": "warning",
+            "variable": "COUNTERMAND_DATABASE_URL_FLE",
+            "meant": "COUNTERMAND_DATABASE_URL_FILE",
+        },
+        {"event": "unknown_setting", "log_level": "warning", "variable": "COUNTERMAND_EGRES_ALLOW", "meant": "COUNTERMAND_EGRESS_ALLOW"},
+    ]
+    with structlog.testing.capture_logs() as told:
+        serving.warn_of_environment(Settings(_env_file=None, database_url=UNREACHABLE))
+    assert [each["event"] for each in told] == ["unknown_setting", "unknown_setting"]
+
+
+def test_every_setting_is_read_when_it_is_offered() -> None:
+    """A setting that nothing reads would be set, and believed in."""
+    sources = "".join(path.read_text(encoding="utf-8") for part in ("cli", "main.py") for path in _sources(REPOSITORY / "app" / part))
+    unread = {name for name in Settings.model_fields if f"settings.{name}" not in sources}
+    assert unread == {"database_url_file"}, "read by the setting that it stands for"
+
+
+def _sources(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))

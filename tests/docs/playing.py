@@ -77,6 +77,14 @@ def put_stand_ins(directory: Path) -> Path:
     return directory / "curl.log"
 
 
+def put_interpreter(folder: Path) -> None:
+    """Put what documents call `.venv/bin/python` into a folder: this interpreter, which has the clone's packages."""
+    program = folder / ".venv/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+
+
 def free_port() -> int:
     """Return a port that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -92,6 +100,7 @@ class Desk:
         self.folder, self._own = directory / "folder", directory / "player"
         for each in (self.folder, self._own):
             each.mkdir()
+        put_interpreter(self.folder)
         self._log = put_stand_ins(self._own)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("COUNTERMAND_")}
         own = {
@@ -379,7 +388,7 @@ class Development:
     database_url: str
 
     async def variables(self, org: str) -> dict[str, str]:
-        """Return what the lines set, with keys of an org of its own: no document sees another's tools, sessions and questions."""
+        """Return what the lines set, with keys of an org of its own, and ORG: no document sees another's tools, sessions and questions."""
         return await asyncio.to_thread(self._variables, org)
 
     def _variables(self, org: str) -> dict[str, str]:
@@ -387,4 +396,4 @@ class Development:
             f"COUNTERMAND_{role.upper()}_KEY": keys.create(self.database_url, org=org, role=role, subject=subject).key
             for role, subject in DEV_SUBJECTS.items()
         }
-        return variables_of(self.exports) | made
+        return variables_of(self.exports) | made | {"ORG": org}

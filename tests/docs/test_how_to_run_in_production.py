@@ -39,6 +39,19 @@ def test_variables_in_documents_are_settings_or_taken_by_commands() -> None:
     assert {(where, name) for where, name in named if name not in settings | OF_COMMANDS} == set()
 
 
+def test_secrets_name_the_host_when_they_are_changed_as_shown(tmp_path: Path) -> None:
+    """The host's name alone is changed, not the scheme, which holds the same word."""
+    (shown,) = (block.text for block in DOCUMENT.blocks if block.text.startswith("deploy/make-secrets"))
+    make_and_change = "\n".join(shown.splitlines()[:2]).replace(" secrets", f" {tmp_path}")
+    subprocess.run(["/bin/sh", "-euc", make_and_change], cwd=REPOSITORY, check=True, capture_output=True)
+    urls = {path.name: path.read_text(encoding="utf-8").strip() for path in tmp_path.glob("*_database_url")}
+    assert urls.keys() == {"owner_database_url", "service_database_url"}
+    for name, url in urls.items():
+        login = f"countermand_{name.partition('_')[0]}"
+        assert re.fullmatch(rf"postgresql://{login}:[0-9a-f]{{48}}@db\.internal:5432/countermand", url), name
+    assert {path.name for path in tmp_path.iterdir()} == {*urls, "postgres_password"}
+
+
 def test_alerts_that_are_named_are_there() -> None:
     """What is to be loaded first can be."""
     rules = {rule["alert"] for group in yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]}

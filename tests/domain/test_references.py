@@ -126,7 +126,7 @@ def test_bind_refuses_when_a_ref_is_no_reference(text: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        {"$ref": "result#/a", "note": "two members"},
+        {"$ref": "#/a", "note": "a schema's own reference is data"},
         {"$ref": 1},
         {"$ref": None},
         {"$ref": ["result#/a"]},
@@ -140,6 +140,13 @@ def test_bind_refuses_when_a_ref_is_no_reference(text: str) -> None:
 def test_bind_changes_nothing_when_an_object_is_no_reference(args: Json) -> None:
     """Only an object with that single key and a string is a reference."""
     assert bind(args, {Source.RESULT: {"a": 1}}) == Bound(args=args, open=(), missing=())
+
+
+def test_bind_refuses_when_a_reference_is_not_alone_in_its_object() -> None:
+    """What was meant to be bound would be sent as it stands."""
+    with pytest.raises(BadReference, match=r"found beside it: note") as caught:
+        bind({"x": [{"note": "two members", "$ref": "result#/a"}]}, {})
+    assert caught.value.pointer == "/x/0"
 
 
 def test_bind_looks_deeper_when_a_ref_holds_an_object() -> None:
