@@ -15,6 +15,7 @@ from app.storage.database import is_org_name, open_database
 from app.storage.keys import KeptKey, create_key
 
 MAX_SUBJECT_CHARACTERS = 200
+PATIENCE_SECONDS = 10.0  # a person or a script waits here, not an agent that asks again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ async def _create(database_url: str, org: OrgName, role: Role, subject: str) -> 
     text, kept = make_key(secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
     principal = Principal(org=org, role=role, subject=subject, key_id=kept.key_id)
     async with (
-        open_database(database_url, size=1, application_name="countermand keys") as database,
+        open_database(database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS) as database,
         database.transaction(org) as tx,
     ):
         await create_key(tx, KeptKey(principal=principal, secret_digest=kept.secret_digest))
@@ -62,7 +63,7 @@ def are_known(database_url: str, texts: Sequence[str]) -> bool:
 
 
 async def _are_known(database_url: str, texts: Sequence[str]) -> bool:
-    async with open_database(database_url, size=1, application_name="countermand keys") as database:
+    async with open_database(database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS) as database:
         authenticator = Authenticator(database)
         try:
             for text in texts:
