@@ -11,14 +11,16 @@ from uuid import uuid4
 import structlog
 from fastapi import FastAPI
 
-from app.api import approvals, effects, errors, escalations, health, journal, metrics, openapi, operations, sessions, tools
+from app.api import approvals, destinations, effects, errors, escalations, health, journal, metrics, openapi, operations, sessions, tools
 from app.api.dependencies import Engine
 from app.api.head import HeadAsGet
 from app.api.timing import VerbTimes
+from app.domain.circuits import Rules
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
 from app.domain.model import RetryPolicy
 from app.engine.authentication import Authenticator
+from app.engine.circuits import Circuits
 from app.engine.clock import Clock, SystemClock
 from app.engine.deadlines import Deadlines
 from app.engine.decisions import Decisions
@@ -29,6 +31,7 @@ from app.engine.listening import keep_listening
 from app.engine.operations import Operations
 from app.engine.orchestrator import Limits, Orchestrator
 from app.engine.outbound import Outbound
+from app.engine.pauses import Pauses
 from app.engine.registry import Registry
 from app.engine.unwind import Unwind
 from app.engine.verbs import Verbs
@@ -39,7 +42,7 @@ from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, open_data
 from app.telemetry import Telemetry
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0004"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0005"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -86,6 +89,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
             approvals.router,
             operations.router,
             escalations.router,
+            destinations.router,
             journal.router,
         ):
             app.include_router(router)
@@ -115,6 +119,7 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             decisions=Decisions(verbs=verbs),
             operations=Operations(verbs=verbs, egress=egress),
             registry=Registry(database, egress),
+            pauses=Pauses(database),
             waits=waits,
             orchestrator=orchestrator,
             retry_defaults=_retry_defaults(settings),
@@ -157,14 +162,16 @@ async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition r
     database = await _open_pool(stack, settings, database_url, f"orchestrator {worker}", patience_seconds)
     outbound = await stack.enter_async_context(Outbound(EgressPolicy.parse(settings.egress_allow), clock=clock))
     lease = Lease(worker=worker, seconds=settings.lease_seconds)
+    rules = Rules(calls=settings.circuit_calls, limit=settings.max_calls_per_destination)
     return Orchestrator(
         database=database,
-        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events),
+        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events, circuits=Circuits(rules=rules)),
         clock=clock,
         telemetry=events.telemetry,
         limits=Limits(
             max_calls=settings.max_calls,
             max_calls_per_destination=settings.max_calls_per_destination,
+            max_calls_per_org=settings.max_calls_per_org,
             poll_seconds=settings.poll_seconds,
             grace_seconds=settings.grace_seconds,
         ),

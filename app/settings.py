@@ -78,6 +78,12 @@ class Settings(BaseSettings):
     max_calls_per_destination: Annotated[int, Field(ge=1, le=1_000)] = 16
     """Undos and actions in flight at once to one host and port, per process: an endpoint that hangs must not take every slot."""
 
+    max_calls_per_org: Annotated[int, Field(ge=1, le=1_000)] = 32
+    """Undos and actions in flight at once of one org, per process: a tenant with ten thousand due calls must not take every slot."""
+
+    circuit_calls: Annotated[int, Field(ge=0, le=1_000)] = 5
+    """Distinct calls of an org in a row that find a destination away, in one process, until it is only probed; 0 = never."""
+
     grace_seconds: Seconds = 10.0
     """How long calls in flight may take to end after SIGTERM before they are handed back."""
 

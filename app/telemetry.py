@@ -92,6 +92,19 @@ CALLS_IN_FLIGHT: Final = Family(
     labels=("destination",),
     help="Undos and actions that a worker holds under a lease, of all replicas, by the same destinations as those due.",
 )
+CIRCUITS_OPEN: Final = Family(
+    name="countermand_circuits_open",
+    kind="gauge",
+    labels=("destination",),
+    help="Orgs for which a destination is held to be away, by host:port: the 20 with the most, all others as other; the same on every "
+    "replica.",
+)
+PAUSED: Final = Family(
+    name="countermand_paused",
+    kind="gauge",
+    labels=("scope",),
+    help="Pauses that people have ordered, in all orgs, by how much they hold; the same on every replica.",
+)
 CONNECTIONS: Final = Family(
     name="countermand_database_connections",
     kind="gauge",
@@ -112,7 +125,7 @@ BUILD_INFO: Final = Family(
 
 FAMILIES: Final = (
     TRANSITIONS, HALTS, VERB_SECONDS, ATTEMPTS, ATTEMPT_SECONDS, LEASES_LOST, SESSIONS, OLDEST_SESSION, FIRST_EXPIRY, CALLS_DUE,
-    CALLS_IN_FLIGHT, CONNECTIONS, DATABASE_UP, BUILD_INFO,
+    CALLS_IN_FLIGHT, CIRCUITS_OPEN, PAUSED, CONNECTIONS, DATABASE_UP, BUILD_INFO,
 )  # fmt: skip
 
 
@@ -133,6 +146,8 @@ class Telemetry:
         self._first_expiry = self._gauge(FIRST_EXPIRY)
         self._calls_due = self._gauge(CALLS_DUE)
         self._calls_in_flight = self._gauge(CALLS_IN_FLIGHT)
+        self._circuits_open = self._gauge(CIRCUITS_OPEN)
+        self._paused = self._gauge(PAUSED)
         self._connections = self._gauge(CONNECTIONS)
         self._database_up = self._gauge(DATABASE_UP)
         self._has_first_expiry = False
@@ -184,6 +199,13 @@ class Telemetry:
         for destination, count in in_flight.items():
             self._calls_in_flight.labels(destination=destination).set(count)
 
+    def show_holds(self, circuits: Mapping[str, int], pauses: Mapping[str, int]) -> None:
+        """Show where circuits are open, by destination, and what people have paused, by scope."""
+        for destination, count in circuits.items():
+            self._circuits_open.labels(destination=destination).set(count)
+        for scope, count in pauses.items():
+            self._paused.labels(scope=scope).set(count)
+
     def show_first_expiry(self, seconds: float) -> None:
         """Show how soon a question to a person expires."""
         self._first_expiry.set(seconds)
@@ -196,7 +218,9 @@ class Telemetry:
 
     def show_database(self, *, is_up: bool) -> None:
         """Forget the backlog that was shown, and say whether a new one could be had."""
-        for gauge in (self._sessions, self._oldest_session, self._calls_due, self._calls_in_flight):
+        for gauge in (
+            self._sessions, self._oldest_session, self._calls_due, self._calls_in_flight, self._circuits_open, self._paused,
+        ):  # fmt: skip
             gauge.clear()
         self._has_first_expiry = False
         self._database_up.set(is_up)

@@ -202,6 +202,40 @@ COMMENT ON COLUMN approvals.released_to IS 'The subject that was told to execute
 
 COMMENT ON COLUMN approvals.release_key IS 'Role and Idempotency-Key of the resume, so that its lost answer can be had again';
 
+CREATE TABLE circuits (
+    org org_name NOT NULL,
+    destination text NOT NULL,
+    opened_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    probe_at timestamp with time zone NOT NULL,
+    probes integer DEFAULT 0 NOT NULL,
+    probe_session_id text,
+    probe_call_id uuid,
+    last_error text NOT NULL,
+    CONSTRAINT circuits_check CHECK (((probe_session_id IS NULL) = (probe_call_id IS NULL))),
+    CONSTRAINT circuits_destination_check CHECK ((destination <> ''::text)),
+    CONSTRAINT circuits_probes_check CHECK ((probes >= 0))
+);
+
+ALTER TABLE ONLY circuits FORCE ROW LEVEL SECURITY;
+
+COMMENT ON TABLE circuits IS 'Destinations that are held to be away: nothing is sent there but one probe at a time; closed = no row';
+
+COMMENT ON COLUMN circuits.org IS 'The tenant: one tenant''s calls open no other''s circuit';
+
+COMMENT ON COLUMN circuits.destination IS 'host:port, as in outgoing_calls';
+
+COMMENT ON COLUMN circuits.opened_at IS 'When it was found to be away';
+
+COMMENT ON COLUMN circuits.probe_at IS 'When it may be probed next';
+
+COMMENT ON COLUMN circuits.probes IS 'How often it was; the fence between two replicas that would both probe';
+
+COMMENT ON COLUMN circuits.probe_session_id IS 'The session of the call that probed last';
+
+COMMENT ON COLUMN circuits.probe_call_id IS 'That call: while its lease lives nobody else probes';
+
+COMMENT ON COLUMN circuits.last_error IS 'What opened it, or what its newest probe came to';
+
 CREATE TABLE effect_log (
     org org_name NOT NULL,
     session_id text NOT NULL,
@@ -470,6 +504,31 @@ COMMENT ON COLUMN outgoing_calls.epoch IS 'Counts claims; a write of an older ep
 
 COMMENT ON COLUMN outgoing_calls.kind IS 'An undo, or an approved call that the service executes itself';
 
+CREATE TABLE pauses (
+    org org_name,
+    destination text,
+    paused_at timestamp with time zone DEFAULT clock_timestamp() NOT NULL,
+    paused_by text NOT NULL,
+    reason text NOT NULL,
+    CONSTRAINT pauses_check CHECK (((org IS NOT NULL) OR (destination IS NULL))),
+    CONSTRAINT pauses_destination_check CHECK ((destination <> ''::text)),
+    CONSTRAINT pauses_reason_check CHECK ((reason <> ''::text))
+);
+
+ALTER TABLE ONLY pauses FORCE ROW LEVEL SECURITY;
+
+COMMENT ON TABLE pauses IS 'What people want nothing to be sent to for now; resumed = no row';
+
+COMMENT ON COLUMN pauses.org IS 'The tenant; NULL = every tenant';
+
+COMMENT ON COLUMN pauses.destination IS 'host:port; NULL = wherever the tenant''s calls go';
+
+COMMENT ON COLUMN pauses.paused_at IS 'Since when';
+
+COMMENT ON COLUMN pauses.paused_by IS 'Who wants it so: role:subject, or the command line';
+
+COMMENT ON COLUMN pauses.reason IS 'Why, in their words';
+
 CREATE TABLE remembered_answers (
     org org_name NOT NULL,
     subject text NOT NULL,
@@ -676,6 +735,9 @@ ALTER TABLE ONLY alembic_version
 ALTER TABLE ONLY approvals
     ADD CONSTRAINT approvals_pkey PRIMARY KEY (org, session_id, step_index);
 
+ALTER TABLE ONLY circuits
+    ADD CONSTRAINT circuits_pkey PRIMARY KEY (org, destination);
+
 ALTER TABLE ONLY effect_log
     ADD CONSTRAINT effect_log_pkey PRIMARY KEY (org, session_id, step_index);
 
@@ -700,6 +762,9 @@ ALTER TABLE ONLY outgoing_calls
 ALTER TABLE ONLY outgoing_calls
     ADD CONSTRAINT outgoing_calls_pkey PRIMARY KEY (org, session_id, call_id);
 
+ALTER TABLE ONLY pauses
+    ADD CONSTRAINT pauses_once UNIQUE NULLS NOT DISTINCT (org, destination);
+
 ALTER TABLE ONLY remembered_answers
     ADD CONSTRAINT remembered_answers_pkey PRIMARY KEY (org, session_id, subject, request, request_key);
 
@@ -722,7 +787,9 @@ CREATE UNIQUE INDEX effect_log_by_request_key ON effect_log USING btree (org, se
 
 CREATE UNIQUE INDEX journal_decisions ON journal USING btree (org, session_id, step) WHERE (kind = ANY (ARRAY['APPROVED'::entry_kind, 'REJECTED'::entry_kind]));
 
-CREATE INDEX outgoing_calls_due ON outgoing_calls USING btree (due_at) WHERE (due_at IS NOT NULL);
+CREATE INDEX outgoing_calls_due ON outgoing_calls USING btree (org, destination, due_at) WHERE (due_at IS NOT NULL);
+
+CREATE INDEX outgoing_calls_ending ON outgoing_calls USING btree (deadline_at) WHERE (due_at IS NOT NULL);
 
 CREATE INDEX sessions_active ON sessions USING btree (org, session_id) WHERE (state = 'active'::session_state);
 
@@ -748,6 +815,9 @@ ALTER TABLE ONLY keys
 ALTER TABLE ONLY outgoing_calls
     ADD CONSTRAINT outgoing_calls_org_session_id_step_index_fkey FOREIGN KEY (org, session_id, step_index) REFERENCES effect_log(org, session_id, step_index) ON DELETE CASCADE;
 
+ALTER TABLE ONLY pauses
+    ADD CONSTRAINT pauses_org_fkey FOREIGN KEY (org) REFERENCES orgs(org);
+
 ALTER TABLE ONLY remembered_answers
     ADD CONSTRAINT remembered_answers_org_session_id_fkey FOREIGN KEY (org, session_id) REFERENCES sessions(org, session_id) ON DELETE CASCADE;
 
@@ -756,21 +826,35 @@ ALTER TABLE ONLY undo_stack
 
 ALTER TABLE approvals ENABLE ROW LEVEL SECURITY;
 
+ALTER TABLE circuits ENABLE ROW LEVEL SECURITY;
+
 ALTER TABLE effect_log ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY every_org ON approvals FOR SELECT TO countermand_dispatcher USING (true);
+
+CREATE POLICY every_org ON circuits TO countermand_dispatcher USING (true);
 
 CREATE POLICY every_org ON keys TO countermand_dispatcher USING (true);
 
 CREATE POLICY every_org ON outgoing_calls TO countermand_dispatcher USING (true);
 
+CREATE POLICY every_org ON pauses FOR SELECT TO countermand_dispatcher USING (true);
+
 CREATE POLICY every_org ON sessions FOR SELECT TO countermand_dispatcher USING (true);
+
+CREATE POLICY everything_is_paused ON pauses FOR INSERT TO countermand_dispatcher WITH CHECK ((org IS NULL));
+
+CREATE POLICY everything_is_resumed ON pauses FOR DELETE TO countermand_dispatcher USING ((org IS NULL));
+
+CREATE POLICY everything_is_seen ON pauses FOR SELECT TO countermand_runtime USING ((((current_setting('app.org'::text))::org_name IS NOT NULL) AND (org IS NULL)));
 
 ALTER TABLE journal ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE keys ENABLE ROW LEVEL SECURITY;
 
 CREATE POLICY one_org ON approvals TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org ON circuits TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 CREATE POLICY one_org ON effect_log TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
@@ -781,6 +865,8 @@ CREATE POLICY one_org ON keys TO countermand_runtime USING (((org)::text = ((cur
 CREATE POLICY one_org ON orgs TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 CREATE POLICY one_org ON outgoing_calls TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org ON pauses TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 CREATE POLICY one_org ON remembered_answers TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
@@ -793,6 +879,8 @@ CREATE POLICY one_org ON undo_stack TO countermand_runtime USING (((org)::text =
 ALTER TABLE orgs ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE outgoing_calls ENABLE ROW LEVEL SECURITY;
+
+ALTER TABLE pauses ENABLE ROW LEVEL SECURITY;
 
 ALTER TABLE remembered_answers ENABLE ROW LEVEL SECURITY;
 
@@ -831,6 +919,24 @@ GRANT UPDATE(released_to) ON TABLE approvals TO countermand_runtime;
 
 GRANT UPDATE(release_key) ON TABLE approvals TO countermand_runtime;
 
+GRANT SELECT,INSERT,DELETE ON TABLE circuits TO countermand_runtime;
+GRANT DELETE ON TABLE circuits TO countermand_dispatcher;
+
+GRANT SELECT(org) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT SELECT(destination) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT UPDATE(probe_at) ON TABLE circuits TO countermand_runtime;
+GRANT SELECT(probe_at),UPDATE(probe_at) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT SELECT(probes),UPDATE(probes) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT SELECT(probe_session_id),UPDATE(probe_session_id) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT SELECT(probe_call_id),UPDATE(probe_call_id) ON TABLE circuits TO countermand_dispatcher;
+
+GRANT UPDATE(last_error) ON TABLE circuits TO countermand_runtime;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE effect_log TO countermand_runtime;
 
 GRANT SELECT,INSERT ON TABLE journal TO countermand_runtime;
@@ -852,7 +958,11 @@ GRANT SELECT(call_id) ON TABLE outgoing_calls TO countermand_dispatcher;
 
 GRANT SELECT(destination) ON TABLE outgoing_calls TO countermand_dispatcher;
 
+GRANT SELECT(attempts) ON TABLE outgoing_calls TO countermand_dispatcher;
+
 GRANT SELECT(due_at) ON TABLE outgoing_calls TO countermand_dispatcher;
+
+GRANT SELECT(deadline_at) ON TABLE outgoing_calls TO countermand_dispatcher;
 
 GRANT SELECT(leased_by),UPDATE(leased_by) ON TABLE outgoing_calls TO countermand_dispatcher;
 
@@ -861,6 +971,13 @@ GRANT SELECT(leased_until),UPDATE(leased_until) ON TABLE outgoing_calls TO count
 GRANT SELECT(epoch),UPDATE(epoch) ON TABLE outgoing_calls TO countermand_dispatcher;
 
 GRANT SELECT(kind) ON TABLE outgoing_calls TO countermand_dispatcher;
+
+GRANT SELECT,INSERT,DELETE ON TABLE pauses TO countermand_runtime;
+GRANT INSERT,DELETE ON TABLE pauses TO countermand_dispatcher;
+
+GRANT SELECT(org) ON TABLE pauses TO countermand_dispatcher;
+
+GRANT SELECT(destination) ON TABLE pauses TO countermand_dispatcher;
 
 GRANT SELECT,INSERT ON TABLE remembered_answers TO countermand_runtime;
 

@@ -8,6 +8,10 @@ import asyncpg
 import httpx
 from starlette.types import ASGIApp
 
+from app.storage import calls
+from app.storage.calls import Claim
+from app.storage.changes import Lease
+from app.storage.database import Connection
 from tests.factories import Client, owner_connection
 
 TABLES = ("sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
@@ -43,6 +47,12 @@ async def make_due(database_url: str, session_id: str) -> None:
     await fetch(
         database_url, "UPDATE outgoing_calls SET due_at = clock_timestamp() WHERE session_id = $1 AND due_at IS NOT NULL", session_id
     )
+
+
+async def claim_due(connection: Connection, lease: Lease, limit: int = 10) -> list[Claim]:
+    """Claim up to so many calls wherever any are due, whatever an orchestrator would find fair; needs a dispatcher's connection."""
+    queues = await calls.look(connection, None, 100, limit)
+    return await calls.claim(connection, lease, {queue.place: limit for queue in queues})
 
 
 async def take_lease_away(database_url: str, session_id: str) -> None:

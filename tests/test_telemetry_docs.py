@@ -14,6 +14,7 @@ from app.domain.model import EntryKind, HaltReason
 from app.domain.retry import Failure
 from app.engine import events
 from app.storage.backlog import OPEN_STATES
+from app.storage.pauses import Scope
 from app.telemetry import FAMILIES, Family, Telemetry
 from tests.golden import REPOSITORY
 
@@ -34,6 +35,7 @@ VALUES = {
     "state": {state.value for state in OPEN_STATES} | {"in_use", "idle", "unopened"},
     "outcome": {"2xx", "3xx", "4xx", "5xx"},
     "reason": {reason.value for reason in HaltReason},
+    "scope": {scope.value for scope in Scope},
     "job": {"countermand"},
 }
 
@@ -92,7 +94,8 @@ def test_label_values_are_listed_when_they_are_the_codes_own() -> None:
     assert listed["state"] == VALUES["state"]
     assert listed["outcome"] == VALUES["outcome"]
     assert listed["result"] == results
-    assert listed.keys() == {"reason", "state", "outcome", "result", "call", "pool"}
+    assert listed["scope"] == VALUES["scope"]
+    assert listed.keys() == {"reason", "state", "outcome", "result", "call", "pool", "scope"}
 
 
 @pytest.mark.parametrize(("where", "expression", "words"), [pytest.param(*found, id=found[0]) for found in expressions()])

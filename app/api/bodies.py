@@ -166,6 +166,12 @@ class ReasonBody(StrictModel):
     reason: Text
 
 
+class PauseBody(StrictModel):
+    """Why; it is shown to whoever looks, and logged."""
+
+    reason: Text
+
+
 class RetryBody(StrictModel):
     """Try an undo again: fresh budget, same key, same bytes."""
 

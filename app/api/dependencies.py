@@ -17,6 +17,7 @@ from app.engine.forward import Forward
 from app.engine.gauges import Gauges
 from app.engine.operations import Operations
 from app.engine.orchestrator import Orchestrator
+from app.engine.pauses import Pauses
 from app.engine.registry import Registry
 from app.engine.verbs import Ask
 from app.engine.waits import Waits
@@ -35,6 +36,7 @@ class Engine:
     decisions: Decisions
     operations: Operations
     registry: Registry
+    pauses: Pauses
     waits: Waits
     orchestrator: Orchestrator | None
     retry_defaults: RetryPolicy
@@ -103,6 +105,7 @@ Agent = Annotated[Principal, Depends(role_in(Role.AGENT))]
 AgentOrOperator = Annotated[Principal, Depends(role_in(Role.AGENT, Role.OPERATOR))]
 Anyone = Annotated[Principal, Depends(role_in(*Role))]
 Admin = Annotated[Principal, Depends(role_in(Role.ADMIN))]
+Operator = Annotated[Principal, Depends(role_in(Role.OPERATOR))]
 OperatorOrAuditor = Annotated[Principal, Depends(role_in(Role.OPERATOR, Role.AUDITOR))]
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")

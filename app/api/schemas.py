@@ -16,6 +16,7 @@ from app.domain.model import (
     SessionState,
     UndoState,
 )
+from app.storage.pauses import Scope
 
 
 class ApprovalView(BaseModel):
@@ -303,6 +304,49 @@ class EscalationView(BaseModel):
     steps: list[EscalationStepView]
     undo_stack: list[EscalationUndoView]
     decisions: list[HappenedView]
+
+
+class PausedView(BaseModel):
+    """What people hold: nothing new is sent, what is in flight ends, and deadlines still strike."""
+
+    scope: Scope = Field(description="How much the pause holds; of several, the widest is shown.")
+    at: datetime
+    by: str | None = Field(description="Absent where everything is paused, which is not an org's own doing.")
+    reason: str
+
+
+class HoldView(BaseModel):
+    """Whether a destination, or the whole org, is paused."""
+
+    destination: str | None = Field(description="Absent: all of the org.")
+    paused: PausedView | None
+
+
+class CircuitView(BaseModel):
+    """A destination that is held to be away: it is probed with one call at a time, and the others wait without using up retries."""
+
+    opened_at: datetime
+    probe_at: datetime = Field(description="When it may be probed next.")
+    last_error: str
+
+
+class DestinationView(BaseModel):
+    """Where the org's calls go, as host:port."""
+
+    destination: str
+    due: int = Field(description="Calls that are due and that no worker holds.")
+    in_flight: int = Field(description="Calls that a worker holds.")
+    oldest_due_at: datetime | None
+    circuit: CircuitView | None
+    paused: PausedView | None
+
+
+class DestinationListView(BaseModel):
+    """One page of destinations where calls wait or that something holds, by name; `paused`: all of the org is."""
+
+    items: list[DestinationView]
+    paused: PausedView | None
+    next_cursor: str | None
 
 
 class JournalEntryView(BaseModel):

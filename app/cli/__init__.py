@@ -107,6 +107,37 @@ def create_key(
     typer.echo(made.as_json() if output is Output.JSON else made.key)
 
 
+Reason = Annotated[str, typer.Option(help="Why; it is shown to whoever looks, and logged.")]
+Org = Annotated[str | None, typer.Option(help="One tenant; absent: everything.")]
+DestinationOption = Annotated[str | None, typer.Option("--destination", help="Where the org's calls go, host:port; absent: anywhere.")]
+
+
+@cli.command()
+def pause(reason: Reason, org: Org = None, destination: DestinationOption = None) -> None:
+    """Send no undo and no action any more, to a destination of an org, of an org, or of all; what is in flight ends."""
+    from app import observability
+    from app.cli import pausing
+    from app.cli.target import target
+    from app.settings import Settings
+
+    observability.configure()
+    with target(Settings()) as database_url:
+        typer.echo(pausing.pause(database_url, org=org, destination=destination, reason=reason))
+
+
+@cli.command()
+def resume(reason: Reason, org: Org = None, destination: DestinationOption = None) -> None:
+    """Take a pause away; the same options as it was paused with. Destinations that are away are probed at once."""
+    from app import observability
+    from app.cli import pausing
+    from app.cli.target import target
+    from app.settings import Settings
+
+    observability.configure()
+    with target(Settings()) as database_url:
+        typer.echo(pausing.resume(database_url, org=org, destination=destination, reason=reason))
+
+
 @tools_cli.command("apply")
 def apply_tools(
     file: Annotated[Path, typer.Argument(help="A YAML file: `tools:` with a definition per name.")],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from app.domain import outcomes, sending
+from app.domain.circuits import NOTHING_HELD, Held
 from app.domain.draft import Draft
 from app.domain.json_text import JsonFault, dump, parse
 from app.domain.model import Action, Effect, EffectState, EntryKind, Outcome, OutgoingCall, SessionState, UndoState
@@ -22,7 +23,8 @@ class Acting:
     """An action that is due, and what its session's failure would have to know.
 
     `irreversible`: every irreversible effect of the session. `in_flight`: other calls that are executing; once the session has failed these
-    are actions that are awaited too. `top`: the newest pending undo entries, this call's own and the next one at least.
+    are actions that are awaited too. `top`: the newest pending undo entries, this call's own and the next one at least. `held`: where
+    nothing is sent now, except by a probe.
     """
 
     call: OutgoingCall
@@ -31,6 +33,8 @@ class Acting:
     irreversible: Sequence[Effect]
     in_flight: Sequence[Effect]
     top: Sequence[StackItem]
+    held: Held = NOTHING_HELD
+    is_probe: bool = False
 
 
 def begin(draft: Draft, work: Acting) -> Move:
@@ -46,13 +50,18 @@ def begin(draft: Draft, work: Acting) -> Move:
         return _give_up(draft, replace(work, call=sending.give_up_at_deadline(draft, call)))
     if not _may_go_on(draft, call):
         return _give_up(draft, work)
+    if work.held.holds(call.destination, is_probe=work.is_probe):
+        return Yield(call=call)
     if call.first_sent_at is None:
         call = sending.freeze(draft, call, work.action.url, work.seen.effect.payload, None)
     return Send(call=sending.count(draft, call), effect=work.seen.effect, policy=work.action.retry)
 
 
-def record(draft: Draft, work: Acting, attempt: Attempt, unit: float) -> Move:
-    """Decide what an attempt's answer means and what to do next; `unit` in [0, 1) is the jitter's die."""
+def record(draft: Draft, work: Acting, attempt: Attempt, unit: float, *, is_charged: bool = True) -> Move:
+    """Decide what an attempt's answer means and what to do next; `unit` in [0, 1) is the jitter's die.
+
+    `is_charged` False: if it is to be tried again, this attempt uses up none of the retries.
+    """
     policy = work.action.retry
     call, verdict = sending.note(draft, work.call, attempt, policy)
     if work.seen.effect.state is not EffectState.EXECUTING:  # a read whose run was completed meanwhile: nobody waits for it
@@ -66,7 +75,7 @@ def record(draft: Draft, work: Acting, attempt: Attempt, unit: float) -> Move:
             waiting = sending.poll_later(draft, call, policy, attempt, unit)
             return waiting if _may_go_on(draft, waiting.call) else _give_up(draft, replace(work, call=waiting.call))
         case Retry():
-            tried = sending.retry_later(draft, call, policy, attempt, unit)
+            tried = sending.retry_later(draft, call, policy, attempt, unit, is_charged=is_charged)
             if isinstance(tried, Wait):
                 return tried if _may_go_on(draft, tried.call) else _give_up(draft, replace(work, call=tried.call))
             return _give_up(draft, replace(work, call=tried))

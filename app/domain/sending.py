@@ -39,7 +39,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Yield:
-    """The next call is due, but not for this worker now: it is stopping, there is no room at the destination, or it is of another kind."""
+    """A call is due, but not for this worker now: it is stopping, the destination has no room or is held, the call is of another kind."""
 
     call: OutgoingCall
 
@@ -124,10 +124,17 @@ def note(draft: Draft, call: OutgoingCall, attempt: Attempt, policy: RetryPolicy
     return noted, verdict
 
 
-def retry_later(draft: Draft, call: OutgoingCall, policy: RetryPolicy, attempt: Attempt, unit: float) -> Wait | OutgoingCall:
-    """Say when to try again, or return the call where its budget is used up; asking a Location costs none. `unit` is the jitter's die."""
+def retry_later(  # noqa: PLR0913 - what is tried again, by which rule, and why
+    draft: Draft, call: OutgoingCall, policy: RetryPolicy, attempt: Attempt, unit: float, *, is_charged: bool
+) -> Wait | OutgoingCall:
+    """Say when to try again, or return the call where its budget is used up. `unit` is the jitter's die.
+
+    Asking a Location costs none, nor does an attempt that is not charged: it is the destination that is away, not this call that fails.
+    """
     if call.poll_url is not None:
         return _wait(draft, call, policy, call.polls, attempt, unit)
+    if not is_charged:
+        return _wait(draft, call, policy, call.failures, attempt, unit)
     call = draft.change_call(call, failures=call.failures + 1)
     if call.failures > policy.max_retries:
         return call

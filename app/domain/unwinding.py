@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from app.domain import bindings, sending
+from app.domain.circuits import NOTHING_HELD, Held
 from app.domain.draft import Draft
 from app.domain.model import (
     CallId,
@@ -50,7 +51,7 @@ class Undoing:
     """An undo that is due, and what comes after it.
 
     `below`: what may be begun next, see `next_below`. `has_failed_entries`: some entry failed and nothing may be begun next. `may_go_on`
-    False: the next entry becomes due, but this worker does not begin it.
+    False: the next entry becomes due, but this worker does not begin it. `held`: where nothing is sent now, except by a probe.
     """
 
     call: OutgoingCall
@@ -58,6 +59,8 @@ class Undoing:
     below: StackItem | None
     has_failed_entries: bool
     may_go_on: bool = True
+    held: Held = NOTHING_HELD
+    is_probe: bool = False
 
 
 def start(draft: Draft, top: StackItem | None) -> OutgoingCall | None:
@@ -133,8 +136,11 @@ def begin(draft: Draft, work: Undoing) -> Move:
     return _send(draft, work)
 
 
-def record(draft: Draft, work: Undoing, attempt: Attempt, unit: float) -> Move:
-    """Decide what an attempt's answer means and what to do next; `unit` in [0, 1) is the jitter's die."""
+def record(draft: Draft, work: Undoing, attempt: Attempt, unit: float, *, is_charged: bool = True) -> Move:
+    """Decide what an attempt's answer means and what to do next; `unit` in [0, 1) is the jitter's die.
+
+    `is_charged` False: if it is to be tried again, this attempt uses up none of the retries.
+    """
     policy = work.item.policy
     call, verdict = sending.note(draft, work.call, attempt, policy)
     work = replace(work, call=call)
@@ -147,7 +153,7 @@ def record(draft: Draft, work: Undoing, attempt: Attempt, unit: float) -> Move:
         case Accepted():
             return sending.poll_later(draft, call, policy, attempt, unit)
         case Retry():
-            waiting = sending.retry_later(draft, call, policy, attempt, unit)
+            waiting = sending.retry_later(draft, call, policy, attempt, unit, is_charged=is_charged)
             if isinstance(waiting, Wait):
                 return waiting
             return _fail(draft, replace(work, call=waiting), HaltReason.COMPENSATION_FAILED)
@@ -194,13 +200,19 @@ def _make_due(draft: Draft, item: StackItem) -> OutgoingCall:
 
 def _send(draft: Draft, work: Undoing) -> Move:
     item, call = work.item, work.call
+    if item.entry.state is UndoState.PENDING and draft.session.late_effect:
+        return _halt(draft, call, HaltReason.LATE_EFFECT)
+    unfrozen = sendable(item) if call.first_sent_at is None else None
+    if isinstance(unfrozen, HaltReason):
+        return _halt(draft, call, unfrozen)
+    goes_to = call.destination if unfrozen is None else sending.destination_of(unfrozen.url)
+    if work.held.holds(goes_to, is_probe=work.is_probe and goes_to == call.destination):
+        # The tool may have moved since the call became due: from now on it waits where it will go.
+        return Yield(call=call if goes_to == call.destination else draft.change_call(call, destination=goes_to))
+    if unfrozen is not None:
+        call = sending.freeze(draft, call, unfrozen.url, unfrozen.body, unfrozen.outcome)
     if item.entry.state is UndoState.PENDING:
-        if draft.session.late_effect:
-            return _halt(draft, call, HaltReason.LATE_EFFECT)
-        frozen = _freeze(draft, work) if call.first_sent_at is None else call
-        if isinstance(frozen, HaltReason):
-            return _halt(draft, call, frozen)
-        call, item = _begin_entry(draft, frozen, item)
+        call, item = _begin_entry(draft, call, item)
     return Send(call=sending.count(draft, call), effect=item.effect, policy=item.policy)
 
 
@@ -225,12 +237,6 @@ def sendable(item: StackItem) -> Sendable | HaltReason:
         url = (newest.unknown.url if newest.unknown else compensation.unknown.url) or url
         body = bindings.body_to_send(compensation.unknown.args, effect)
     return HaltReason.UNRESOLVED_REFERENCE if body is None else Sendable(url=url, body=body, outcome=outcome)
-
-
-def _freeze(draft: Draft, work: Undoing) -> OutgoingCall | HaltReason:
-    """Fix what is sent for every attempt there will ever be, or say why it cannot be."""
-    found = sendable(work.item)
-    return found if isinstance(found, HaltReason) else sending.freeze(draft, work.call, found.url, found.body, found.outcome)
 
 
 def _begin_entry(draft: Draft, call: OutgoingCall, item: StackItem) -> tuple[OutgoingCall, StackItem]:
@@ -313,7 +319,7 @@ def _go_on(draft: Draft, work: Undoing) -> Move:
     call = _make_due(draft, work.below)
     if not work.may_go_on:
         return Yield(call=call)
-    return _send(draft, replace(work, call=call, item=work.below, below=None))
+    return _send(draft, replace(work, call=call, item=work.below, below=None, is_probe=False))
 
 
 def _finish(draft: Draft, *, has_failed_entries: bool) -> None:

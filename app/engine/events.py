@@ -1,10 +1,11 @@
 """Tell the log, and count, what was committed: one event per journal entry. Must be called after the commit, never before."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 import structlog
 
+from app.domain.circuits import Change, Place
 from app.domain.draft import Changes
 from app.domain.journal import Sealed
 from app.domain.json_text import parse
@@ -58,6 +59,18 @@ class Events:
         """
         if session.state is SessionState.HALTED:
             _log.error(event_of(EntryKind.HALTED), org=session.org, session_id=session.session_id, reason=session.halt_reason)
+
+    def announce_circuit(self, place: Place, change: Change) -> None:
+        """Log that a destination of an org is held to be away from now on, or that it is back."""
+        match change:
+            case Change.OPEN:
+                _log.warning("circuit_opened", org=place.org, destination=place.destination)
+            case Change.CLOSE:
+                _log.info("circuit_closed", org=place.org, destination=place.destination)
+            case Change.NOTE | Change.NONE:
+                pass
+            case _:
+                assert_never(change)
 
 
 def event_of(kind: EntryKind) -> str:

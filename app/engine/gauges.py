@@ -11,6 +11,7 @@ from app.engine.clock import Clock
 from app.storage import backlog
 from app.storage.backlog import Backlog
 from app.storage.database import Database, StorageUnavailable
+from app.storage.pauses import Scope
 from app.telemetry import Telemetry
 
 FRESH_SECONDS: Final = 5.0  # however many scrapers there are, the database is asked once in this time
@@ -61,5 +62,6 @@ class Gauges:
             {state.value: found.oldest_seconds.get(state, 0.0) for state in backlog.OPEN_STATES},
         )
         self.telemetry.show_calls(found.due, found.in_flight)
+        self.telemetry.show_holds(found.circuits, {scope.value: found.pauses.get(scope, 0) for scope in Scope})
         if found.first_expiry_seconds is not None:
             self.telemetry.show_first_expiry(found.first_expiry_seconds)

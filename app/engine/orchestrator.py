@@ -2,20 +2,29 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import structlog
 
+from app.domain import circuits, turns
+from app.domain.circuits import Change, Place
+from app.domain.model import OrgName
+from app.domain.turns import Bounds, Queue
 from app.engine.clock import Clock
 from app.engine.unwind import Holding, LeaseLost, Unwind
 from app.storage import calls
+from app.storage import circuits as storage_circuits
 from app.storage.calls import Claim
-from app.storage.database import Database, StorageUnavailable
+from app.storage.database import Connection, Database, StorageUnavailable
 from app.telemetry import Telemetry
 
 STALE_AFTER_TURNS = 5
 STALE_AFTER_SECONDS = 10.0  # a claim may wait this long for a database that is coming back
 RENEWALS_PER_LEASE = 3  # two renewals may be lost before the lease is
+PLACES_PER_LOOK: Final = 200  # some milliseconds of the database's time; where more have something due, the look goes on from there
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -26,6 +35,7 @@ class Limits:
 
     max_calls: int
     max_calls_per_destination: int
+    max_calls_per_org: int
     poll_seconds: float
     grace_seconds: float
 
@@ -40,6 +50,8 @@ class Orchestrator:
     limits: Limits
     telemetry: Telemetry
     _running: dict[asyncio.Task[None], Holding] = field(default_factory=dict)
+    _coming: Counter[Place] = field(default_factory=Counter)  # what is being claimed: workers that move on meanwhile must know of it
+    _looked_at: Place | None = None
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _last_turn_at: float = field(init=False)
@@ -68,48 +80,79 @@ class Orchestrator:
     async def run(self) -> None:
         """Work until `stop()`; a database that is away is waited for."""
         async with asyncio.TaskGroup() as group:
-            renewing = group.create_task(self._renew_leases())
+            keeping = group.create_task(self._keep_house())
             while not self._stopping.is_set():
                 self._wake.clear()
                 await self._turn(group)
                 self._last_turn_at = self.clock.monotonic()
                 await self._pause()
             await self._drain()
-            renewing.cancel()
+            keeping.cancel()
 
     async def _turn(self, group: asyncio.TaskGroup) -> None:
         free = self.limits.max_calls - len(self._running)
         if free <= 0:
             return
-        in_flight = self._in_flight()
-        saturated = [destination for destination, count in in_flight.items() if count >= self.limits.max_calls_per_destination]
         try:
             async with self.database.dispatch() as connection:
-                claimed = await calls.claim(connection, self.unwind.lease, free, saturated)
-            surplus = []
-            for claim in claimed:
-                is_full = in_flight[claim.destination] >= self.limits.max_calls_per_destination
-                if is_full or self._stopping.is_set():  # the stop may have come while the claim was under way
-                    surplus.append(claim)
-                    continue
-                in_flight[claim.destination] += 1
-                self._start(group, claim)
-            if surplus:
+                claimed = await self._claim(connection, free)
+            if self._stopping.is_set():  # the stop may have come while the claim was under way
                 async with self.database.dispatch() as connection:
-                    await calls.release(connection, surplus)
+                    await calls.release(connection, claimed)
+                return
+            for claim in claimed:
+                self._start(group, claim)
         except StorageUnavailable as error:
             _log.warning("storage_unavailable", where="claim", cause=error.cause)
+        finally:
+            self._coming.clear()
 
-    def _in_flight(self) -> Counter[str]:
-        """Count the calls that are under way, or about to be, per destination."""
-        places = [holding.claim.destination for holding in self._running.values()]
-        return Counter([*places, *(holding.reserved for holding in self._running.values() if holding.reserved is not None)])
+    async def _claim(self, connection: Connection, free: int) -> list[Claim]:
+        """Claim up to `free` calls: some past their deadline, then what is due, place after place until there is enough of it."""
+        claimed = await calls.claim_late(connection, self.unwind.lease, (free + 1) // 2)
+        self._coming.update(claim.place for claim in claimed)
+        while len(claimed) < free:
+            queues = await calls.look(connection, self._looked_at, PLACES_PER_LOOK, min(free, self.limits.max_calls_per_destination))
+            for queue in queues:
+                self.unwind.circuits.look(queue.place, is_open=queue.is_open)
+            claimed += await self._take(connection, queues, free - len(claimed))
+            if len(queues) < PLACES_PER_LOOK:
+                self._looked_at = None
+                break
+            self._looked_at = queues[-1].place
+        return claimed
 
-    def _has_room(self, destination: str) -> bool:
-        return self._in_flight()[destination] < self.limits.max_calls_per_destination
+    async def _take(self, connection: Connection, queues: Sequence[Queue], free: int) -> list[Claim]:
+        """Claim a fair share of what waits in these queues, and a probe of each open circuit that is due for one."""
+        probed = [queue for queue in queues if queue.is_probe_due][:free]
+        self._coming.update(queue.place for queue in probed)
+        allotted = turns.allot(queues, self._in_flight(), self.unwind.circuits.limits(), self._bounds(free - len(probed)))
+        self._coming.update(allotted)
+        taken: list[Claim] = []
+        if probed:
+            seconds = [circuits.probe_seconds(queue.probes + 1, self.unwind.random_unit()) for queue in probed]
+            taken += await calls.claim_probes(connection, self.unwind.lease, list(zip(probed, seconds, strict=True)))
+        if allotted:
+            taken += await calls.claim(connection, self.unwind.lease, allotted)
+        return taken
+
+    def _bounds(self, free: int) -> Bounds:
+        return Bounds(free=free, per_destination=self.limits.max_calls_per_destination, per_org=self.limits.max_calls_per_org)
+
+    def _in_flight(self) -> Counter[Place]:
+        """Count the calls that are under way, or about to be, per place."""
+        found = self._coming + Counter(holding.claim.place for holding in self._running.values())
+        for holding in self._running.values():
+            if holding.reserved is not None:
+                found[Place(org=holding.claim.org, destination=holding.reserved)] += 1
+        return found
+
+    def _has_room(self, org: OrgName, destination: str) -> bool:
+        place = Place(org=org, destination=destination)
+        return turns.has_room(place, self._in_flight(), self.unwind.circuits.limits(), self._bounds(0))
 
     def _start(self, group: asyncio.TaskGroup, claim: Claim) -> None:
-        holding = Holding(claim=claim, has_room=self._has_room)
+        holding = Holding(claim=claim, has_room=partial(self._has_room, claim.org))
         task = group.create_task(self._work(holding))
         self._running[task] = holding
         task.add_done_callback(self._ended)
@@ -142,31 +185,47 @@ class Orchestrator:
             _log.warning("storage_unavailable", where="give_back", cause=error.cause, **_names(holding.claim))
 
     async def _pause(self) -> None:
-        """Sleep until woken, or until the next tick."""
+        """Sleep until woken, or until the next tick, which is jittered: replicas that started together do not step together."""
+        seconds = self.limits.poll_seconds * (0.75 + self.unwind.random_unit() / 2)
         async with asyncio.TaskGroup() as group:
-            tick = group.create_task(self.clock.sleep(self.limits.poll_seconds))
+            tick = group.create_task(self.clock.sleep(seconds))
             woken = group.create_task(self._wake.wait())
             await asyncio.wait({tick, woken}, return_when=asyncio.FIRST_COMPLETED)
             tick.cancel()
             woken.cancel()
 
-    async def _renew_leases(self) -> None:
+    async def _keep_house(self) -> None:
+        """Renew the leases in time, and close circuits on which nothing waits."""
         while True:
             await self.clock.sleep(self.unwind.lease.seconds / RENEWALS_PER_LEASE)
-            held = {task: holding.claim for task, holding in self._running.items()}
-            if not held:
-                continue
             try:
-                async with self.database.dispatch() as connection:
-                    kept = await calls.renew(connection, list(held.values()), self.unwind.lease.seconds)
+                await self._renew_leases()
+                await self.drop_idle_circuits()
             except StorageUnavailable as error:
                 _log.warning("storage_unavailable", where="renew", cause=error.cause)
-                continue
-            for task, claim in held.items():
-                holding = self._running.get(task)
-                if holding is not None and holding.claim == claim and claim.call_id not in kept:
-                    self._tell_lost(claim)
-                    task.cancel()
+
+    async def _renew_leases(self) -> None:
+        held = {task: holding.claim for task, holding in self._running.items()}
+        if not held:
+            return
+        async with self.database.dispatch() as connection:
+            kept = await calls.renew(connection, list(held.values()), self.unwind.lease.seconds)
+        for task, claim in held.items():
+            holding = self._running.get(task)
+            if holding is not None and holding.claim == claim and claim.call_id not in kept:
+                self._tell_lost(claim)
+                task.cancel()
+
+    async def drop_idle_circuits(self) -> None:
+        """Close the circuits of destinations for which no call waits any more.
+
+        Raises:
+            StorageUnavailable: the database is away; they are closed another time.
+        """
+        async with self.database.dispatch() as connection:
+            dropped = await storage_circuits.drop_idle(connection)
+        for place in dropped:
+            self.unwind.events.announce_circuit(place, Change.CLOSE)
 
     async def _drain(self) -> None:
         """Wait for attempts in flight, then cut off and hand back what is left: its attempts count as interrupted."""

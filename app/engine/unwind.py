@@ -8,18 +8,21 @@ from typing import assert_never
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.domain import actions, unwinding
+from app.domain import actions, circuits, retry, unwinding
 from app.domain.actions import Acting
+from app.domain.circuits import Change, Held, Rules, Sight
 from app.domain.draft import Changes, Draft, Surroundings
 from app.domain.model import CallKind
 from app.domain.retry import Attempt
 from app.domain.sending import Move, Rest, Send, Wait, Yield
 from app.domain.unwinding import Undoing
+from app.engine.circuits import Circuits
 from app.engine.clock import Clock
 from app.engine.events import ORCHESTRATOR, Events
 from app.engine.outbound import Outbound, OutgoingRequest
 from app.storage import calls
 from app.storage import changes as storage_changes
+from app.storage import circuits as storage_circuits
 from app.storage.calls import Claim, LockedCall
 from app.storage.changes import Lease
 from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
@@ -48,8 +51,11 @@ class Holding:
     reserved: str | None = None
 
     def may_go_on(self, destination: str | None) -> bool:
-        """Tell whether the worker may take the session's next call, and keep a place for it at its destination."""
-        if self.is_stopping:
+        """Tell whether the worker may take the session's next call, and keep a place for it at its destination.
+
+        Whoever only came to give up a late call has no place of its own to go on with.
+        """
+        if self.is_stopping or self.claim.is_late:
             return False
         if destination is None or destination == self.claim.destination:
             return True
@@ -68,6 +74,7 @@ class Unwind:
     clock: Clock
     lease: Lease
     events: Events
+    circuits: Circuits = field(default_factory=lambda: Circuits(rules=Rules(calls=0, limit=1)))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     random_unit: Callable[[], float] = field(default=secrets.SystemRandom().random)
 
@@ -82,7 +89,7 @@ class Unwind:
             match move:
                 case Send():
                     attempt = await self._send(holding.claim, move)
-                    move = await self._record(holding, attempt)
+                    move = await self._record(holding, attempt, circuits.sight(move.call, move.policy, attempt))
                 case Wait():
                     if not await self._may_resume_after(holding, move.seconds):
                         await self._release(holding.claim)
@@ -97,19 +104,24 @@ class Unwind:
                     assert_never(move)
 
     async def _begin(self, holding: Holding) -> Move:
-        async with self.database.transaction(holding.claim.org) as tx:
-            locked = await calls.lock_call(tx, holding.claim)
-            draft = self._draft(locked)
-            move = _begin(draft, locked.work)
-            written = await self._write(tx, draft)
-        _follow(holding, move)
-        self.events.announce(written)
+        try:
+            async with self.database.transaction(holding.claim.org) as tx:
+                locked = await calls.lock_call(tx, holding.claim)
+                draft = self._draft(locked)
+                move = _begin(draft, locked.work, holding)
+                written = None if draft.is_empty else await self._write(tx, draft)
+            _follow(holding, move)
+        finally:
+            holding.reserved = None
+        if written is not None:
+            self.events.announce(written)
         if locked.work.call.is_attempt_open:
             self.events.telemetry.count_interrupted(locked.work.call.kind.value)
         return move
 
-    async def _record(self, holding: Holding, attempt: Attempt) -> Move:
+    async def _record(self, holding: Holding, attempt: Attempt, seen: Sight) -> Move:
         """Write down an answer; while the database is away, keep trying as long as the lease lasts, so that the answer is not lost."""
+        self.circuits.see(holding.claim.place, holding.claim.call_id, seen)
         async for trial in AsyncRetrying(
             retry=retry_if_exception_type(StorageUnavailable),
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -118,35 +130,64 @@ class Unwind:
             reraise=True,
         ):
             with trial:
-                return await self._record_once(holding, attempt)
+                return await self._record_once(holding, attempt, seen)
         raise AssertionError("tenacity returns or raises")
 
-    async def _record_once(self, holding: Holding, attempt: Attempt) -> Move:
+    async def _record_once(self, holding: Holding, attempt: Attempt, seen: Sight) -> Move:
+        claim = holding.claim
         try:
-            async with self.database.transaction(holding.claim.org) as tx:
-                locked = await calls.lock_call(tx, holding.claim)
+            async with self.database.transaction(claim.org) as tx:
+                locked = await calls.lock_call(tx, claim)
                 if not locked.work.call.is_attempt_open:
                     # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
                     self.events.announce_state(locked.session)
                     raise LeaseLost
                 draft = self._draft(locked)
-                move = self._judge(holding, draft, locked.work, attempt)
+                move, change = self._judge(holding, draft, locked.work, attempt, seen)
                 written = await self._write(tx, draft)
+                is_changed = await self._change_circuit(tx, claim.destination, change, attempt)
             _follow(holding, move)
         finally:
             holding.reserved = None
         self.events.announce(written)
+        if is_changed:
+            self.events.announce_circuit(claim.place, change)
         return move
 
-    def _judge(self, holding: Holding, draft: Draft, work: Undoing | Acting, attempt: Attempt) -> Move:
+    def _judge(self, holding: Holding, draft: Draft, work: Undoing | Acting, attempt: Attempt, seen: Sight) -> tuple[Move, Change]:
+        """Decide what follows for the call, and what for its destination's circuit."""
+        claim, rules = holding.claim, self.circuits.rules
+        standing, is_open = self.circuits.standing(claim.place), claim.destination in work.held.circuits
+        change = circuits.change(seen, standing, rules, is_open=is_open, is_probe=claim.is_probe)
+        is_charged = circuits.is_charged(seen, standing, rules, is_open=is_open)
+        held = _held_after(work.held, claim.destination, change)
         match work:
             case Undoing():
-                may_go_on = holding.may_go_on(unwinding.next_destination(work))
-                return unwinding.record(draft, replace(work, may_go_on=may_go_on), attempt, self.random_unit())
+                undoing = replace(work, held=held, may_go_on=holding.may_go_on(unwinding.next_destination(work)))
+                move = unwinding.record(draft, undoing, attempt, self.random_unit(), is_charged=is_charged)
             case Acting():
-                return actions.record(draft, work, attempt, self.random_unit())
+                move = actions.record(draft, replace(work, held=held), attempt, self.random_unit(), is_charged=is_charged)
             case _:
                 assert_never(work)
+        if isinstance(move, Wait) and held.holds(claim.destination):  # it would wake only to find that it may not be sent
+            return Yield(call=move.call), change
+        return move, change
+
+    async def _change_circuit(self, tx: Transaction, destination: str, change: Change, attempt: Attempt) -> bool:
+        """Write what an attempt told of its destination, after the call: whoever probes locks these in the same order."""
+        match change:
+            case Change.OPEN:
+                seconds = circuits.probe_seconds(0, self.random_unit())
+                return await storage_circuits.open_circuit(tx, destination, seconds, retry.last_error(attempt))
+            case Change.CLOSE:
+                return await storage_circuits.close(tx, destination)
+            case Change.NOTE:
+                await storage_circuits.note(tx, destination, retry.last_error(attempt))
+                return False
+            case Change.NONE:
+                return False
+            case _:
+                assert_never(change)
 
     async def _write(self, tx: Transaction, draft: Draft) -> Changes:
         changes = draft.changes()
@@ -243,20 +284,33 @@ def _result_of(attempt: Attempt) -> str:
     return "http_202" if attempt.status == 202 else f"http_{min(attempt.status // 100, 5)}xx"
 
 
-def _begin(draft: Draft, work: Undoing | Acting) -> Move:
+def _begin(draft: Draft, work: Undoing | Acting, holding: Holding) -> Move:
+    is_probe = holding.claim.is_probe
     match work:
         case Undoing():
-            return unwinding.begin(draft, work)
+            may_go_on = holding.may_go_on(unwinding.next_destination(work))
+            return unwinding.begin(draft, replace(work, is_probe=is_probe, may_go_on=may_go_on))
         case Acting():
-            return actions.begin(draft, work)
+            return actions.begin(draft, replace(work, is_probe=is_probe))
         case _:
             assert_never(work)
 
 
+def _held_after(held: Held, destination: str, change: Change) -> Held:
+    """Return what takes nothing once a circuit has opened or closed."""
+    match change:
+        case Change.OPEN:
+            return replace(held, circuits=held.circuits | {destination})
+        case Change.CLOSE:
+            return replace(held, circuits=held.circuits - {destination})
+        case _:
+            return held
+
+
 def _follow(holding: Holding, move: Move) -> None:
-    """Let the claim move on to the session's next call, which was written under the same lease."""
-    if isinstance(move, Rest) or move.call.call_id == holding.claim.call_id:
+    """Let the claim move on with the session's call, which was written under the same lease; a probe is one attempt."""
+    if isinstance(move, Rest):
         return
-    holding.claim = replace(
-        holding.claim, call_id=move.call.call_id, kind=move.call.kind, destination=move.call.destination, epoch=move.call.epoch
-    )
+    claim, call = holding.claim, move.call
+    is_probe = claim.is_probe and isinstance(move, Send) and call.call_id == claim.call_id
+    holding.claim = replace(claim, call_id=call.call_id, kind=call.kind, destination=call.destination, epoch=call.epoch, is_probe=is_probe)

@@ -20,12 +20,17 @@ OTHER: Final = "other"  # no destination: those are host:port
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Sessions that have not ended, by state, with the age of the oldest; calls by destination; seconds until a question expires."""
+    """Sessions that have not ended, by state, with the age of the oldest; calls by destination; seconds until a question expires.
+
+    `circuits`: for how many orgs a destination is held to be away. `pauses`: how many there are by scope.
+    """
 
     sessions: Mapping[str, int]
     oldest_seconds: Mapping[str, float]
     due: Mapping[str, int]
     in_flight: Mapping[str, int]
+    circuits: Mapping[str, int]
+    pauses: Mapping[str, int]
     first_expiry_seconds: float | None
 
 
@@ -69,6 +74,25 @@ FROM ranked
 GROUP BY 1
 """
 
+OPEN_CIRCUITS_SQL = """
+WITH ranked AS (
+  SELECT destination, count(*) AS circuits, row_number() OVER (ORDER BY count(*) DESC, destination) AS place
+  FROM circuits
+  GROUP BY destination
+)
+SELECT CASE WHEN place <= $1 THEN destination ELSE $2 END AS destination, sum(circuits)::bigint AS circuits
+FROM ranked
+GROUP BY 1
+"""
+
+PAUSES_SQL = """
+SELECT
+  CASE WHEN org IS NULL THEN 'everything' WHEN destination IS NULL THEN 'org' ELSE 'destination' END AS scope,
+  count(*) AS pauses
+FROM pauses
+GROUP BY 1
+"""
+
 FIRST_EXPIRY_SQL = """
 SELECT extract(epoch FROM expires_at - statement_timestamp())::float8 AS seconds
 FROM approvals
@@ -82,10 +106,14 @@ async def read(connection: Connection) -> Backlog:
     """Read the backlog. Needs a dispatcher's connection; costs as much as is open, however much has ended."""
     sessions = await connection.fetch(OPEN_SESSIONS_SQL)
     calls = await connection.fetch(OPEN_CALLS_SQL, MAX_DESTINATIONS, OTHER)
+    circuits = await connection.fetch(OPEN_CIRCUITS_SQL, MAX_DESTINATIONS, OTHER)
+    pauses = await connection.fetch(PAUSES_SQL)
     return Backlog(
         sessions={row["state"]: row["sessions"] for row in sessions},
         oldest_seconds={row["state"]: row["oldest_seconds"] for row in sessions},
         due={row["destination"]: row["due"] for row in calls},
         in_flight={row["destination"]: row["in_flight"] for row in calls},
+        circuits={row["destination"]: row["circuits"] for row in circuits},
+        pauses={row["scope"]: row["pauses"] for row in pauses},
         first_expiry_seconds=await connection.fetchval(FIRST_EXPIRY_SQL),
     )

@@ -1,6 +1,6 @@
 """Outgoing calls: claim what is due, keep or give back leases, lock one with what it undoes. Must not decide when a call is due."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import assert_never
@@ -10,10 +10,12 @@ from asyncpg import Record
 
 from app.domain import unwinding
 from app.domain.actions import Acting
+from app.domain.circuits import Place
 from app.domain.model import CallId, CallKind, EffectState, OrgName, OutgoingCall, Reversibility, Session, SessionId
 from app.domain.outcomes import Reported
+from app.domain.turns import Queue
 from app.domain.unwinding import StackItem, Undoing
-from app.storage import sessions, tools
+from app.storage import destinations, sessions, tools
 from app.storage.changes import Lease
 from app.storage.database import Connection, Transaction
 from app.storage.rows import call_of, effect_of, session_of, tool_of, undo_entry_of
@@ -22,7 +24,10 @@ from app.storage.sessions import Wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A call that this worker may act on as long as its epoch is the newest."""
+    """A call that this worker may act on as long as its epoch is the newest.
+
+    `is_probe`: it was claimed to see whether its destination is back. `is_late`: it is past its deadline, and not to be sent.
+    """
 
     org: OrgName
     session_id: SessionId
@@ -30,34 +35,188 @@ class Claim:
     kind: CallKind
     destination: str
     epoch: int
+    is_probe: bool = False
+    is_late: bool = False
+
+    @property
+    def place(self) -> Place:
+        """Where it goes, and whose it is."""
+        return Place(org=self.org, destination=self.destination)
 
 
-# The statement's time, which an index can be searched by: nothing is waited for here that could make it stale.
-CLAIM_SQL = """
-WITH due AS (
-  SELECT org, session_id, call_id
-  FROM outgoing_calls
-  WHERE due_at <= statement_timestamp()
-    AND (leased_until IS NULL OR leased_until <= statement_timestamp())
-    AND destination <> ALL ($1::text[])
-  ORDER BY due_at
-  LIMIT $2
-  FOR UPDATE SKIP LOCKED
+# In all of these: the statement's time, which an index can be searched by; nothing is waited for that could make it stale.
+#
+# From one place to the next by the index, however many calls wait at each: of an outage's ten thousand due calls none is read here. What
+# waits is counted where nothing holds it; a probe is due where no worker lives that is at the last one.
+LOOK_SQL = """
+WITH RECURSIVE places AS (
+  (
+    SELECT org, destination
+    FROM outgoing_calls
+    WHERE due_at IS NOT NULL AND (org, destination) > ($1::text, $2::text)
+    ORDER BY org, destination
+    LIMIT 1
+  )
+  UNION ALL
+  SELECT next.org, next.destination
+  FROM places AS p
+  CROSS JOIN LATERAL (
+    SELECT org, destination
+    FROM outgoing_calls
+    WHERE due_at IS NOT NULL AND (org, destination) > (p.org, p.destination)
+    ORDER BY org, destination
+    LIMIT 1
+  ) AS next
 )
+SELECT
+  p.org, p.destination, waiting.calls AS waiting, waiting.oldest_due_at, c.org IS NOT NULL AS is_open, coalesce(c.probes, 0) AS probes,
+  c.org IS NOT NULL AND NOT h.is_paused AND c.probe_at <= statement_timestamp() AND coalesce((
+    SELECT leased_until <= statement_timestamp()
+    FROM outgoing_calls
+    WHERE org = c.org AND session_id = c.probe_session_id AND call_id = c.probe_call_id
+    LIMIT 1
+  ), true) AS is_probe_due
+FROM (SELECT org, destination FROM places LIMIT $3) AS p
+LEFT JOIN circuits AS c ON c.org = p.org AND c.destination = p.destination
+CROSS JOIN LATERAL (
+  SELECT EXISTS (
+    SELECT FROM pauses
+    WHERE (org IS NULL OR org = p.org) AND (destination IS NULL OR destination = p.destination)
+  ) AS is_paused
+) AS h
+CROSS JOIN LATERAL (
+  SELECT count(*)::integer AS calls, min(due.due_at) AS oldest_due_at
+  FROM (
+    SELECT due_at
+    FROM outgoing_calls
+    WHERE c.org IS NULL AND NOT h.is_paused
+      AND org = p.org AND destination = p.destination AND due_at <= statement_timestamp()
+      AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+    ORDER BY due_at
+    LIMIT $4
+  ) AS due
+) AS waiting
+ORDER BY p.org, p.destination
+"""
+
+
+async def look(connection: Connection, after: Place | None, places: int, calls: int) -> list[Queue]:
+    """Return what is due and in nobody's hands, at up to `places` places that follow `after`, counting up to `calls` at each.
+
+    Needs a dispatcher's connection. Places come in their order; fewer than were asked for are the last ones.
+    """
+    begin = ("", "") if after is None else (after.org, after.destination)
+    return [
+        Queue(
+            place=Place(org=OrgName(row["org"]), destination=row["destination"]),
+            waiting=row["waiting"],
+            oldest_due_at=row["oldest_due_at"],
+            is_open=row["is_open"],
+            probes=row["probes"],
+            is_probe_due=row["is_probe_due"],
+        )
+        for row in await connection.fetch(LOOK_SQL, *begin, places, calls)
+    ]
+
+
+PICK_DUE_SQL = """
+SELECT due.org, due.session_id, due.call_id, due.epoch
+FROM unnest($1::text[], $2::text[], $3::integer[]) AS allotted (org, destination, calls)
+CROSS JOIN LATERAL (
+  SELECT org, session_id, call_id, epoch
+  FROM outgoing_calls
+  WHERE org = allotted.org AND destination = allotted.destination AND due_at <= statement_timestamp()
+    AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+  ORDER BY due_at
+  LIMIT allotted.calls
+  FOR UPDATE SKIP LOCKED
+) AS due
+"""
+
+
+async def claim(connection: Connection, lease: Lease, allotted: Mapping[Place, int]) -> list[Claim]:
+    """Lease up to so many calls at each place that are due and that no living worker holds, oldest first.
+
+    Needs a dispatcher's connection.
+    """
+    places = [place.org for place in allotted], [place.destination for place in allotted]
+    return await _lease(connection, lease, await connection.fetch(PICK_DUE_SQL, *places, list(allotted.values())))
+
+
+# Wherever they go: they are not sent, so what holds the others, or has no room for them, is nothing to these.
+PICK_LATE_SQL = """
+SELECT org, session_id, call_id, epoch
+FROM outgoing_calls
+WHERE due_at IS NOT NULL AND deadline_at <= statement_timestamp()
+  AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+ORDER BY deadline_at
+LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
+
+async def claim_late(connection: Connection, lease: Lease, limit: int) -> list[Claim]:
+    """Lease up to `limit` calls past their deadline, so that they are given up. Needs a dispatcher's connection."""
+    claimed = await _lease(connection, lease, await connection.fetch(PICK_LATE_SQL, limit))
+    return [replace(each, is_late=True) for each in claimed]
+
+
+# The call that was tried least comes first: one that fails for a reason of its own cannot keep the others from being tried. Of two replicas
+# that both pick one, the second finds the count of probes moved on, and probes nothing.
+PICK_PROBES_SQL = """
+WITH picked AS (
+  SELECT due.org, due.session_id, due.call_id, due.epoch, probe.destination, probe.probes, probe.seconds
+  FROM unnest($1::text[], $2::text[], $3::integer[], $4::float8[]) AS probe (org, destination, probes, seconds)
+  CROSS JOIN LATERAL (
+    SELECT org, session_id, call_id, epoch
+    FROM outgoing_calls
+    WHERE org = probe.org AND destination = probe.destination AND due_at <= statement_timestamp()
+      AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+    ORDER BY attempts, due_at
+    LIMIT 1
+    FOR UPDATE SKIP LOCKED
+  ) AS due
+)
+UPDATE circuits AS c
+SET
+  probe_at = clock_timestamp() + make_interval(secs => picked.seconds), probes = c.probes + 1,
+  probe_session_id = picked.session_id, probe_call_id = picked.call_id
+FROM picked
+WHERE c.org = picked.org AND c.destination = picked.destination AND c.probes = picked.probes
+RETURNING picked.org, picked.session_id, picked.call_id, picked.epoch
+"""
+
+
+async def claim_probes(connection: Connection, lease: Lease, probes: Sequence[tuple[Queue, float]]) -> list[Claim]:
+    """Lease one call at each of these places whose circuit is open, and put its next probe off by so many seconds.
+
+    Needs a dispatcher's connection. Nothing is leased where somebody else probes meanwhile, or nothing is due any more.
+    """
+    columns = (
+        [queue.place.org for queue, _ in probes],
+        [queue.place.destination for queue, _ in probes],
+        [queue.probes for queue, _ in probes],
+        [seconds for _, seconds in probes],
+    )
+    claimed = await _lease(connection, lease, await connection.fetch(PICK_PROBES_SQL, *columns))
+    return [replace(each, is_probe=True) for each in claimed]
+
+
+# Apart from what picks them: a planner that has to guess how many are picked would rather read the whole table to find those again.
+LEASE_SQL = """
 UPDATE outgoing_calls AS o
-SET leased_by = $3, leased_until = clock_timestamp() + make_interval(secs => $4), epoch = o.epoch + 1
-FROM due
-WHERE o.org = due.org AND o.session_id = due.session_id AND o.call_id = due.call_id
+SET leased_by = $5, leased_until = clock_timestamp() + make_interval(secs => $6), epoch = o.epoch + 1
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS picked (org, session_id, call_id, epoch)
+WHERE o.org = picked.org AND o.session_id = picked.session_id AND o.call_id = picked.call_id AND o.epoch = picked.epoch
 RETURNING o.org, o.session_id, o.call_id, o.kind::text, o.destination, o.epoch
 """
 
 
-async def claim(connection: Connection, lease: Lease, limit: int, saturated: Sequence[str]) -> list[Claim]:
-    """Lease up to `limit` calls that are due and that no living worker holds, oldest first, over all orgs.
-
-    Needs a dispatcher's connection. Calls to `saturated` destinations are left alone.
-    """
-    rows = await connection.fetch(CLAIM_SQL, list(saturated), limit, lease.worker, lease.seconds)
+async def _lease(connection: Connection, lease: Lease, picked: Sequence[Record]) -> list[Claim]:
+    """Lease calls that this transaction has locked."""
+    if not picked:
+        return []
+    columns = ([row[name] for row in picked] for name in ("org", "session_id", "call_id", "epoch"))
     return [
         Claim(
             org=OrgName(row["org"]),
@@ -67,7 +226,7 @@ async def claim(connection: Connection, lease: Lease, limit: int, saturated: Seq
             destination=row["destination"],
             epoch=row["epoch"],
         )
-        for row in rows
+        for row in await connection.fetch(LEASE_SQL, *columns, lease.worker, lease.seconds)
     ]
 
 
@@ -206,7 +365,9 @@ SELECT
         AND f.stack_position > (SELECT stack_position FROM below) AND f.stack_position < (SELECT step_index FROM called)
     )
     ELSE EXISTS (SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed')
-  END AS has_failed_entries
+  END AS has_failed_entries,
+  ARRAY(SELECT destination FROM circuits WHERE org = $1) AS circuits,
+  ARRAY(SELECT coalesce(destination, '') FROM pauses WHERE org = $1 OR org IS NULL) AS pauses
 FROM locked AS l
 JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
 CROSS JOIN places AS p
@@ -283,6 +444,7 @@ async def _lock_undo(tx: Transaction, claim: Claim) -> LockedCall:
             item=items[0],
             below=below,
             has_failed_entries=has_failed_entries and below is None,
+            held=destinations.held_in(rows[0]),
         ),
     )
 
@@ -326,6 +488,7 @@ async def _lock_action(tx: Transaction, claim: Claim) -> LockedCall:
             irreversible=[one.effect for one in locked.effects if one.effect.reversibility is Reversibility.IRREVERSIBLE],
             in_flight=[one.effect for one in locked.effects if one.effect.state is EffectState.EXECUTING and one.effect != found.effect],
             top=[StackItem(entry=one.undo_entry, effect=one.effect) for one in locked.effects if one.undo_entry is not None],
+            held=await destinations.held(tx),
         ),
     )
 
@@ -334,6 +497,7 @@ def _gone(claim: Claim) -> LookupError:
     return LookupError(f"call {claim.call_id} of session {claim.session_id} is gone")
 
 
+# IS TRUE keeps the planner to the session's own rows: by the index of what is due it would read all that is due in the org.
 LOCK_CALLS_SQL = """
 SELECT
   call_id AS c_call_id, kind::text AS c_kind, step_index AS c_step_index, destination AS c_destination, url AS c_url, body AS c_body,
@@ -342,7 +506,7 @@ SELECT
   last_status AS c_last_status, last_error AS c_last_error, due_at AS c_due_at, first_sent_at AS c_first_sent_at,
   deadline_at AS c_deadline_at, epoch AS c_epoch
 FROM outgoing_calls
-WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL OR call_id = ANY ($3::uuid[]))
+WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL OR call_id = ANY ($3::uuid[])) IS TRUE
 ORDER BY call_id
 FOR NO KEY UPDATE
 """

@@ -67,8 +67,11 @@ LISTS = (
     Route("GET", "/v1/sessions", None, "agent operator auditor admin"),
     Route("GET", "/v1/approvals", None, "operator auditor admin"),
     Route("GET", "/v1/escalations", None, "operator auditor admin"),
+    Route("GET", "/v1/destinations", None, "operator auditor admin"),
 )
 TOOL = "/v1/tools/{name}"  # these know no session: see test_tools_api.py
+# Nor do these: see test_destinations_api.py.
+HOLD_ROUTES = {("POST", f"/v1{path}/{verb}") for path in ("/destinations/{destination}", "") for verb in ("pause", "resume")}
 TOOL_ROUTES = {("GET", "/v1/tools"), ("GET", TOOL), ("PUT", TOOL), ("DELETE", TOOL)}
 
 
@@ -102,7 +105,7 @@ def test_every_route_is_judged_here_when_the_service_has_one(service: Service) -
     described = {
         (method.upper(), path) for path, methods in service.app.openapi()["paths"].items() for method in methods if path.startswith("/v1")
     }
-    assert described == {(route.method, route.path) for route in (*ROUTES, *LISTS)} | TOOL_ROUTES
+    assert described == {(route.method, route.path) for route in (*ROUTES, *LISTS)} | TOOL_ROUTES | HOLD_ROUTES
 
 
 async def test_role_is_judged_before_existence_on_every_route(busy: Service) -> None:
@@ -146,6 +149,7 @@ async def test_session_of_another_org_is_not_there_on_any_route(busy: Service) -
     await park(busy.agent, "parked", 1, "{}")
     await do_step(busy.agent, "halted", 1, URL, max_retries=0)
     assert (await busy.agent.fail("halted", wait_s=20)).json()["state"] == "halted"
+    (await busy.operator.post("/destinations/ledger.example:443/pause", {"reason": "r"})).raise_for_status()
     for route in LISTS:
         assert (await call(busy.operator, route, "")).json()["items"], "there is something that must not be shown"
     before = await row_counts(busy.database_url)

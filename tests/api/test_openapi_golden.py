@@ -147,6 +147,11 @@ PREPARED = {
     "unwindSession": halted,
     "resolveSession": halted,
     "haltSession": unwinding,
+    # Each is followed by its resume, so that nothing of the others' is held.
+    "pauseDestination": nothing,
+    "resumeDestination": nothing,
+    "pauseOrg": nothing,
+    "resumeOrg": nothing,
 }
 OPERATORS = PREPARED.keys() - {"openSession", "interceptEffect", "registerTool", "resumeEffect"}
 
@@ -154,7 +159,9 @@ OPERATORS = PREPARED.keys() - {"openSession", "interceptEffect", "registerTool",
 async def path_of(night: Night, operation: Operation, session_id: str) -> str:
     """Return where an operation is called about a prepared session."""
     undo_id = (await undo_ids(night.service.operator, session_id))[2] if "{undo_id}" in operation.path else None
-    return operation.path.format(session_id=session_id, step=2, undo_id=undo_id, name=f"tool_{session_id}")
+    return operation.path.format(
+        session_id=session_id, step=2, undo_id=undo_id, name=f"tool_{session_id}", destination="ledger.example:443"
+    )
 
 
 def expect_shape(operation: Operation, answer: httpx.Response) -> None:

@@ -61,6 +61,7 @@ STEPS = st.integers(1, 4)
 PARKED = ("approveEffect", "rejectEffect", "resumeEffect")
 HALTED = ("retryUndo", "skipUndo", "unwindSession", "resolveSession", "getEscalation")
 TOOL = {"reversibility": "compensatable", "compensation": {"url": CLOSED, "max_retries": 0}}
+HELD = "elsewhere.example:443"  # nothing of the other operations' goes there
 A_DAY_MS = 86_400_000
 SLOW_UNDO = {"url": CLOSED, "max_retries": 100, "initial_interval_ms": A_DAY_MS, "max_interval_ms": A_DAY_MS}
 SLOW_TOOL = {"reversibility": "compensatable", "compensation": SLOW_UNDO}
@@ -79,7 +80,7 @@ class Served:
 @contextmanager
 def served(database_url: str) -> Iterator[str]:
     """Serve on a free loopback port from another thread, and give the address."""
-    values: dict[str, Any] = dict(QUICK)
+    values: dict[str, Any] = {**QUICK, "circuit_calls": 0}  # every undo finds its destination away, and is to halt
     app = create_app(Settings(_env_file=None, **values), database_url)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     with socket.create_server(("127.0.0.1", 0)) as listening:  # connections queue here until the service accepts them
@@ -138,7 +139,7 @@ def requests(draw: st.DrawFn, name: str, undo_id: str) -> Case:
     case: Case = draw(draw(st.sampled_from([*made_up, *operation.get_strategies_from_examples()])))
     is_known = draw(st.booleans())
     if case.path_parameters and is_known:
-        known = {"session_id": name, "step": draw(STEPS), "name": draw(TOOLS), "undo_id": undo_id}
+        known = {"session_id": name, "step": draw(STEPS), "name": draw(TOOLS), "undo_id": undo_id, "destination": HELD}
         case.path_parameters = {key: known[key] for key in case.path_parameters}
     if str((case.query or {}).get("wait_s", "")).isdecimal():
         case.query["wait_s"] = 0

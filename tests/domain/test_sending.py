@@ -128,7 +128,7 @@ BUDGET = [(0, 0.5), (1, 1.0), (2, None)]
 def test_budget_is_used_up_when_an_attempt_fails(failures: int, seconds: float | None) -> None:
     """Each failure costs one; the last leaves the call to be given up."""
     draft = new_draft(new_session())
-    tried = sending.retry_later(draft, sent(failures=failures), POLICY, answered(500), UNIT)
+    tried = sending.retry_later(draft, sent(failures=failures), POLICY, answered(500), UNIT, is_charged=True)
     if seconds is None:
         assert isinstance(tried, OutgoingCall)
         assert tried.failures == POLICY.max_retries + 1
@@ -139,12 +139,21 @@ def test_budget_is_used_up_when_an_attempt_fails(failures: int, seconds: float |
     assert tried.call.due_at == START + timedelta(seconds=seconds)
 
 
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0)])
+def test_budget_stays_when_an_attempt_is_not_charged(failures: int, seconds: float) -> None:
+    """While a destination is away its calls wait, and are given up neither by the first such attempt nor by the thousandth."""
+    waiting = sending.retry_later(new_draft(new_session()), sent(failures=failures), POLICY, answered(503), UNIT, is_charged=False)
+    assert isinstance(waiting, Wait)
+    assert waiting.seconds == pytest.approx(seconds)
+    assert waiting.call.failures == failures
+
+
 @pytest.mark.parametrize(("polls", "seconds"), [(1, 0.5), (2, 1.0), (3, 2.0), (50, 30.0)])
 def test_budget_stays_when_a_location_does_not_answer(polls: int, seconds: float) -> None:
     """Asking costs nothing, and is done ever more rarely."""
     call = sent(poll_url=LOCATION, polls=polls)
     for waiting in (
-        sending.retry_later(new_draft(new_session()), call, POLICY, answered(500), UNIT),
+        sending.retry_later(new_draft(new_session()), call, POLICY, answered(500), UNIT, is_charged=True),
         sending.poll_later(new_draft(new_session()), call, POLICY, answered(202), UNIT),
     ):
         assert isinstance(waiting, Wait)

@@ -74,6 +74,12 @@ RETRIED: Mapping[str, Answer] = {
 TIMEOUT = {name: {"timeout_ms": 600} for name in ("hangs", "drips-its-body", "drips-its-head")}
 
 
+@pytest.fixture
+async def service(services: StartService) -> Service:
+    """Run a service on which each call pays for itself, though many find their endpoint away on purpose."""
+    return await services(circuit_calls=0)
+
+
 async def test_failure_shows_its_class_when_retries_are_used_up(service: Service, endpoint: FakeEndpoint) -> None:
     """Whatever goes wrong, one request went out, the session halts, and its class stands first in what a person reads."""
     sessions = await asyncio.gather(

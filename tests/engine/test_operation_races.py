@@ -207,7 +207,7 @@ class Arena:
 @pytest.fixture
 async def arena(services: StartService, endpoint: FakeEndpoint) -> Arena:
     """Return two replicas with connections enough that nobody has to wait for one."""
-    replicas = [await services(database_connections=10), await services(database_connections=10)]
+    replicas = [await services(database_connections=10, circuit_calls=0) for _ in range(2)]  # endpoints are away on purpose
     return Arena(replicas=replicas, night=Night(service=replicas[0], endpoint=endpoint), random=Random(4921))
 
 

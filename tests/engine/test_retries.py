@@ -12,13 +12,12 @@ from app.domain.egress import EgressPolicy
 from app.engine.clock import SystemClock
 from app.engine.outbound import Outbound
 from app.engine.unwind import Holding, Unwind
-from app.storage import calls
 from app.storage.changes import Lease
 from app.storage.database import open_database
 from tests.conftest import StartService
 from tests.factories import JsonObject, Service, do_step, new_events, undo_at
 from tests.fakes import FakeEndpoint, Mode, Received, Reply
-from tests.probes import call_of, fetch, make_due, rest
+from tests.probes import call_of, claim_due, fetch, make_due, rest
 
 BUSY = Reply(status=409)
 OK = Reply()
@@ -39,6 +38,12 @@ class ImpatientClock:
         self.slept.append(seconds)
 
 
+@pytest.fixture
+async def service(services: StartService) -> Service:
+    """Run a service on which each call pays for itself, though many find their endpoint away on purpose."""
+    return await services(circuit_calls=0)
+
+
 @asynccontextmanager
 async def worker(database_url: str, clock: ImpatientClock, unit: float) -> AsyncIterator[Unwind]:
     """Open a runner of attempts whose die always shows `unit`."""
@@ -53,7 +58,7 @@ async def worker(database_url: str, clock: ImpatientClock, unit: float) -> Async
 async def run_due_call(unwind: Unwind) -> None:
     """Claim the one call that is due and work on it until it rests or waits for long."""
     async with unwind.database.dispatch() as connection:
-        (claim,) = await calls.claim(connection, unwind.lease, 1, [])
+        (claim,) = await claim_due(connection, unwind.lease, 1)
     await unwind.run(Holding(claim=claim, has_room=lambda _: True))
 
 
@@ -292,7 +297,7 @@ async def test_others_go_on_when_an_endpoint_hangs(services: StartService, endpo
 
 async def test_session_halts_when_the_entrys_deadline_is_over(service: Service, endpoint: FakeEndpoint) -> None:
     """A wait is cut at the deadline, and then a person is asked; nothing is sent after it."""
-    session = await unwound(service, endpoint, "late", Reply(status=503, headers={"Retry-After": "60"}), deadline_ms=300)
+    session = await unwound(service, endpoint, "late", Reply(status=503, headers={"Retry-After": "60"}), deadline_ms=1_000)
     assert (session["state"], session["halt_reason"]) == ("halted", "deadline_exceeded")
     assert len(sent(endpoint, "late")) == 1
     assert [entry["state"] for entry in session["undo_stack"]] == ["failed", "pending"]

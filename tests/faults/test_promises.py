@@ -13,7 +13,6 @@ from app.domain.model import EntryKind, OrgName
 from app.engine.clock import SystemClock
 from app.engine.outbound import Outbound
 from app.engine.unwind import Holding, LeaseLost, Unwind
-from app.storage import calls
 from app.storage.calls import Claim
 from app.storage.changes import Lease
 from app.storage.database import open_database
@@ -22,7 +21,7 @@ from tests.factories import ORG, Client, do_step, new_events, owner_connection, 
 from tests.fakes import FakeEndpoint, Reply
 from tests.faults.gates import Place, hold_sessions, shut_gate
 from tests.faults.judgement import assert_undone, do_steps
-from tests.probes import fetch, spoil
+from tests.probes import claim_due, fetch, spoil
 
 # How long an answer that must not come is waited for: many times what one takes.
 SILENCE_SECONDS = 0.3
@@ -298,4 +297,4 @@ async def _claim(worker: Unwind) -> Holding:
 
 async def _claims(worker: Unwind) -> list[Claim]:
     async with worker.database.dispatch() as connection:
-        return await calls.claim(connection, worker.lease, 1, [])
+        return await claim_due(connection, worker.lease, 1)

@@ -18,6 +18,7 @@ from app.storage.changes import Lease
 from app.storage.database import Database
 from tests.domain.world import command, new_compensation
 from tests.factories import new_events
+from tests.probes import claim_due
 
 ACME = OrgName("acme")
 BETA = OrgName("beta")
@@ -58,7 +59,7 @@ async def fail(database: Database, session_id: SessionId = RUN, org: OrgName = A
 async def claim(database: Database, lease: Lease = LEASE, limit: int = 10) -> list[Claim]:
     """Claim what is due in any org."""
     async with database.dispatch() as connection:
-        return await calls.claim(connection, lease, limit, [])
+        return await claim_due(connection, lease, limit)
 
 
 async def begin(database: Database, claimed: Claim, lease: Lease = LEASE) -> Move:

@@ -7,6 +7,7 @@ from app.storage import backlog, calls
 from app.storage.backlog import MAX_DESTINATIONS, OPEN_SESSIONS_SQL, OPEN_STATES, OTHER, Backlog
 from app.storage.database import Database
 from tests.golden import REPOSITORY
+from tests.probes import claim_due
 from tests.storage.acts import ACME, BETA, LEASE, do_steps, fail
 
 ENDS = {SessionState.COMPENSATED, SessionState.RESOLVED, SessionState.COMPLETED}
@@ -49,7 +50,7 @@ async def test_call_is_in_flight_and_not_due_when_a_worker_holds_it(database: Da
     await do_steps(database, SessionId("s"), 1, ACME, url="https://a.example/undo")
     await fail(database, SessionId("s"))
     async with database.dispatch() as connection:
-        (claimed,) = await calls.claim(connection, LEASE, 10, [])
+        (claimed,) = await claim_due(connection, LEASE)
     held = await look(database)
     assert (held.due, held.in_flight) == ({"a.example:443": 0}, {"a.example:443": 1})
     async with database.dispatch() as connection:
@@ -60,4 +61,6 @@ async def test_call_is_in_flight_and_not_due_when_a_worker_holds_it(database: Da
 
 async def test_backlog_is_empty_when_nothing_was_ever_done(database: Database) -> None:
     """A new service tells of nothing, rather than failing on no rows."""
-    assert await look(database) == Backlog(sessions={}, oldest_seconds={}, due={}, in_flight={}, first_expiry_seconds=None)
+    assert await look(database) == Backlog(
+        sessions={}, oldest_seconds={}, due={}, in_flight={}, circuits={}, pauses={}, first_expiry_seconds=None
+    )

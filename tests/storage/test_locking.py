@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from app.domain import unwinding
+from app.domain.circuits import Place
 from app.domain.draft import Draft
 from app.domain.intercept import Execute
 from app.domain.model import EffectState, SessionId, SessionState, StepIndex
@@ -16,7 +17,7 @@ from app.storage.database import Database
 from app.storage.sessions import Wanted
 from tests.domain.world import answered, command, new_compensation
 from tests.factories import owner_connection
-from tests.storage.acts import ACME, LEASE, RESULT, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
+from tests.storage.acts import ACME, BETA, LEASE, RESULT, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
 
 PATIENCE_SECONDS = 10.0
 OTHER_RUN = SessionId("run-2")
@@ -149,12 +150,13 @@ async def test_claim_gives_a_call_to_one_worker_when_several_ask(database: Datab
     assert (taken_over.session_id, taken_over.epoch) == ("run-0", 2)
 
 
-async def test_claim_leaves_calls_alone_when_they_are_not_due_or_their_destination_is_busy(database: Database, database_url: str) -> None:
-    """A due time in the future holds no slot, and one slow endpoint does not take the others' places."""
+async def test_claim_leaves_calls_alone_when_they_are_not_due_or_not_wanted(database: Database, database_url: str) -> None:
+    """A due time in the future holds no slot, and what is allotted to one destination is not taken from another."""
     await do_steps(database, RUN, 1)
     await fail(database)
     async with database.dispatch() as connection:
-        assert await calls.claim(connection, LEASE, 10, ["ledger.example:443"]) == []
+        assert await calls.claim(connection, LEASE, {Place(org=ACME, destination="other.example:443"): 10}) == []
+        assert await calls.claim(connection, LEASE, {Place(org=BETA, destination="ledger.example:443"): 10}) == []
     async with owner_connection(database_url) as connection:
         await connection.execute("UPDATE outgoing_calls SET due_at = clock_timestamp() + interval '1 h'")
     assert await claim(database) == []

@@ -11,12 +11,13 @@ import pytest
 
 from app.cli.migrating import downgrade, migrate
 from app.domain.model import ApprovalState, CallKind, EffectState, SessionId, SessionState
-from app.storage import calls, sessions, views
+from app.storage import sessions, views
 from app.storage.database import open_database
 from app.storage.sessions import Wanted
 from app.storage.views import SessionFilter
 from tests.conftest import execute, with_database
 from tests.factories import owner_connection
+from tests.probes import claim_due
 from tests.storage.acts import ACME, BETA, LEASE, agent_of
 from tests.storage.dumping import dump_schema
 
@@ -156,12 +157,12 @@ def test_new_columns_are_filled_for_every_org_when_the_owner_is_no_superuser(own
 
 def test_storage_reads_what_the_older_service_left_when_it_was_migrated(owned: Owned) -> None:
     """Parked calls can be decided, halted sessions can be ordered on, and the undo that was due is claimed: by each org for itself."""
-    migrate(owned.url, "0003")
+    migrate(owned.url)
 
     async def read() -> None:
         async with open_database(owned.url, size=1, application_name="tests") as database:
             async with database.dispatch() as connection:
-                claimed = await calls.claim(connection, LEASE, 10, [])
+                claimed = await claim_due(connection, LEASE)
             assert {(claim.org, claim.session_id, claim.kind) for claim in claimed} == {
                 (org, UNWINDING, CallKind.UNDO) for org in (ACME, BETA)
             }

@@ -8,15 +8,19 @@ import pytest
 
 from app.domain.model import Reversibility, Role, StepIndex
 from app.domain.tools import Definition, Tool
-from app.storage import answers, tools
+from app.storage import answers, circuits, pauses, tools
 from app.storage.answers import RepeatableRequest
 from app.storage.database import Database, StorageUnavailable, open_database
 from tests.domain.world import command
 from tests.factories import make_principal_key, owner_connection
 from tests.storage.acts import ACME, BETA, RUN, agent_of, do_steps, fail, verbs
 
-TABLES = ("orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal", "tools", "remembered_answers")
+TABLES = (
+    "orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal", "tools", "remembered_answers",
+    "circuits", "pauses",
+)  # fmt: skip
 OTHER_SESSION = "run-2"
+DESTINATION = "ledger.example:443"
 # What a tenant may not do to the other's rows: each must be refused, or meet no row.
 UPDATES = {
     "keys": "revoked_at = now()",
@@ -25,7 +29,10 @@ UPDATES = {
     "approvals": "release_key = 'k-99'",
     "undo_stack": "by_hand = false",
     "outgoing_calls": "epoch = 99",
+    "circuits": "last_error = 'x'",
 }
+# What a tenant takes away of its own, and never of the other's.
+DELETABLE = ("circuits", "pauses")
 MISTAKES = (asyncpg.UndefinedObjectError, asyncpg.CheckViolationError)
 
 
@@ -42,6 +49,8 @@ async def fill(database: Database, database_url: str) -> None:
             await tools.add(tx, Tool(name="get_order", version=1, definition=definition), "root-1", is_deleted=False)
             request = RepeatableRequest(subject="robot-1", request="POST /v1/x", key="k-1", sha256=bytes(32))
             await answers.keep(tx, RUN, request, 200, b"{}")
+            await circuits.open_circuit(tx, DESTINATION, 1.0, "http 503")
+            await pauses.pause(tx, DESTINATION, "operator:o", "moving")
 
 
 async def rows_of(database_url: str, org: str) -> dict[str, list[str]]:
@@ -73,6 +82,9 @@ async def test_org_sees_and_changes_only_its_own_rows_when_it_names_anothers(dat
         if table in UPDATES:
             async with database.transaction(ACME) as tx:
                 assert await tx.connection.execute(f"UPDATE {table} SET {UPDATES[table]} WHERE org = 'beta'") == "UPDATE 0"
+        if table in DELETABLE:
+            async with database.transaction(ACME) as tx:
+                assert await tx.connection.execute(f"DELETE FROM {table} WHERE org = 'beta'") == "DELETE 0"
         copied = f"SELECT (r).* FROM (SELECT jsonb_populate_record(t, '{FOREIGN}') AS r FROM {table} AS t) AS s"
         await check_refused(run_as(database, f"INSERT INTO {table} {copied}"), "row-level security")
     for table in ("sessions", "effect_log", "undo_stack", "outgoing_calls"):
@@ -129,8 +141,24 @@ DISPATCHER_COLUMNS = {
     *(("keys", column, "SELECT") for column in ("org", "key_id", "secret_sha256", "role", "subject", "created_at", "revoked_at")),
     *(
         ("outgoing_calls", column, "SELECT")
-        for column in ("org", "session_id", "call_id", "kind", "destination", "due_at", "leased_by", "leased_until", "epoch")
+        for column in (
+            "org",
+            "session_id",
+            "call_id",
+            "kind",
+            "destination",
+            "attempts",
+            "due_at",
+            "deadline_at",
+            "leased_by",
+            "leased_until",
+            "epoch",
+        )
     ),
+    *(("circuits", column, "SELECT") for column in ("org", "destination", "probe_at", "probes", "probe_session_id", "probe_call_id")),
+    *(("circuits", column, "UPDATE") for column in ("probe_at", "probes", "probe_session_id", "probe_call_id")),
+    *(("pauses", column, "SELECT") for column in ("org", "destination")),
+    *(("pauses", column, "INSERT") for column in ("org", "destination", "paused_at", "paused_by", "reason")),
     *(("approvals", column, "SELECT") for column in ("org", "session_id", "state", "expires_at")),
     *(
         ("sessions", column, "SELECT")
@@ -160,10 +188,13 @@ RUNTIME_TABLES = {
     "journal": {"SELECT", "INSERT"},
     "tools": {"SELECT", "INSERT"},
     "remembered_answers": {"SELECT", "INSERT"},
+    "circuits": {"SELECT", "INSERT", "DELETE"},
+    "pauses": {"SELECT", "INSERT", "DELETE"},
 }
 # Of these the runtime role may change some columns only: what was asked, of whom and until when is never rewritten.
 RUNTIME_UPDATES = {
     *(("keys", column) for column in ("revoked_at",)),
+    *(("circuits", column) for column in ("probe_at", "last_error")),
     *(
         ("approvals", column)
         for column in (
@@ -187,12 +218,14 @@ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND ha
 
 
 async def test_roles_hold_the_privileges_they_need_and_no_others(database_url: str) -> None:
-    """No role may delete or truncate anything; the dispatcher sees when calls are due and whose keys are, and no payload of anyone."""
+    """Nothing is deleted but what holds calls; the dispatcher sees when calls are due and whose keys are, and no payload of anyone."""
     async with owner_connection(database_url) as connection:
         columns = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_dispatcher")
         tables = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_runtime")
+        dispatchers = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_dispatcher")
         runtime = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_runtime")
     assert {tuple(row.values()) for row in columns} == DISPATCHER_COLUMNS
+    assert {row["table_name"] for row in dispatchers if row["privilege"] == "DELETE"} == set(DELETABLE)
     assert {(row["table_name"], row["privilege"]) for row in tables} == {
         (table, privilege) for table, privileges in RUNTIME_TABLES.items() for privilege in privileges
     }
@@ -213,6 +246,8 @@ async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: 
         "SELECT body FROM remembered_answers",
         "SELECT payload FROM effect_log",
         "SELECT reason FROM approvals",
+        "SELECT last_error FROM circuits",
+        "SELECT reason FROM pauses",
         "SELECT decided_by FROM approvals",
         "UPDATE approvals SET state = 'approved'",
         "SELECT content FROM journal",
@@ -223,6 +258,22 @@ async def test_dispatcher_is_refused_when_it_looks_beyond_its_columns(database: 
         await check_refused(dispatch(database, statement), "permission denied")
     with pytest.raises(MISTAKES):
         await run_outside(database, "SELECT org FROM outgoing_calls")
+
+
+async def test_everything_is_paused_by_the_dispatcher_alone_when_orgs_may_only_see_it(database: Database, database_url: str) -> None:
+    """One tenant must not stop all others, nor let go on what their operator has stopped; the dispatcher touches no tenant's own pause."""
+    await fill(database, database_url)
+    everything = "INSERT INTO pauses (org, paused_by, reason) VALUES (NULL, 'somebody', 'r')"
+    await check_refused(run_as(database, everything), "row-level security")
+    await check_refused(dispatch(database, everything.replace("NULL", "'acme'")), "row-level security")
+    await dispatch(database, everything)
+    async with database.transaction(ACME) as tx:
+        assert await tx.connection.execute("DELETE FROM pauses WHERE org IS NULL") == "DELETE 0"
+        assert {row["org"] for row in await tx.connection.fetch("SELECT org FROM pauses")} == {ACME, None}
+    with pytest.raises(MISTAKES):
+        await run_outside(database, "SELECT count(*) FROM pauses")
+    async with database.dispatch() as connection:
+        assert await connection.execute("DELETE FROM pauses") == "DELETE 1"
 
 
 async def test_question_stays_as_it_was_put_when_the_service_decides_it(database: Database, database_url: str) -> None:

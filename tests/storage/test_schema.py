@@ -182,6 +182,11 @@ GOOD: dict[str, dict[str, str]] = {
         "org": "'acme'", "subject": "'robot-1'", "request": "'POST /v1/x'", "request_key": "'k-1'", "session_id": "'run-1'",
         "request_sha256": HASH, "status": "200", "body": "'{}'",
     },
+    "circuits": {
+        "org": "'acme'", "destination": "'a.example:443'", "probe_at": "now()", "probes": "0", "probe_session_id": "NULL",
+        "probe_call_id": "NULL", "last_error": "'http 503'",
+    },
+    "pauses": {"org": "'acme'", "destination": "'a.example:443'", "paused_by": "'operator:o'", "reason": "'moving'"},
 }  # fmt: skip
 SENT = {"first_sent_at": "now()", "url": "'https://a.example/'", "body": "'{}'", "outcome": "'unknown'", "attempts": "1"}
 ACTION = {"kind": "'action'"}
@@ -323,6 +328,17 @@ VIOLATIONS: dict[str, list[tuple[str, dict[str, str]]]] = {
     "approvals_org_session_id_step_index_fkey": [("approvals", {"step_index": "3"})],
     "undo_stack_org_session_id_stack_position_fkey": [("undo_stack", {"stack_position": "3"})],
     "outgoing_calls_org_session_id_step_index_fkey": [("outgoing_calls", {"step_index": "3", "due_at": "NULL"})],
+    "circuits_destination_check": [("circuits", {"destination": "''"})],
+    "circuits_probes_check": [("circuits", {"destination": "'b.example:443'", "probes": "-1"})],
+    "circuits_check": [
+        ("circuits", {"destination": "'b.example:443'", "probe_session_id": "'run-1'"}),
+        ("circuits", {"destination": "'b.example:443'", "probe_call_id": "gen_random_uuid()"}),
+    ],
+    "pauses_destination_check": [("pauses", {"destination": "''"})],
+    "pauses_reason_check": [("pauses", {"destination": "NULL", "reason": "''"})],
+    "pauses_check": [("pauses", {"org": "NULL"})],
+    "pauses_org_fkey": [("pauses", {"org": "'nobody'"})],
+    "pauses_once": [("pauses", {}), ("pauses", {"paused_by": "'operator:p'"})],
     "keys_key_id_key": [("keys", {"org": "'beta'"})],
     "outgoing_calls_by_step": [("outgoing_calls", {"due_at": "NULL"})],
     "outgoing_calls_one_undo_due": [("outgoing_calls", {"step_index": "2"})],

@@ -15,7 +15,16 @@ from tests.storage.acts import ACME
 
 # Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
 DISPATCHERS = {
-    "CLAIM_SQL",
+    "LOOK_SQL",
+    "PICK_DUE_SQL",
+    "PICK_LATE_SQL",
+    "PICK_PROBES_SQL",
+    "LEASE_SQL",
+    "DROP_IDLE_SQL",
+    "OPEN_CIRCUITS_SQL",
+    "PAUSES_SQL",
+    "PAUSE_EVERYTHING_SQL",
+    "RESUME_EVERYTHING_SQL",
     "RENEW_SQL",
     "RELEASE_SQL",
     "FIND_KEY_SQL",
@@ -119,6 +128,20 @@ SELECT
   CASE WHEN stack_position = 3 AND session_id LIKE '%7' THEN now() - interval '1 s' END, now(), 0
 FROM undo_stack;
 
+-- Of what is due, most waits for a destination that is away, some for one that is paused.
+UPDATE outgoing_calls
+SET
+  destination = CASE WHEN session_id LIKE '%17' THEN 'paused.example:443' ELSE 'away.example:443' END,
+  due_at = now() - interval '2 s', deadline_at = now() + interval '1 day'
+WHERE step_index = 2 AND session_id NOT LIKE '%7' OR step_index = 3 AND session_id LIKE '%17';
+
+INSERT INTO circuits (org, destination, probe_at, probes, last_error)
+SELECT org, 'away.example:443', now() + interval '1 min', 3, 'http 503' FROM unnest(ARRAY['acme', 'beta']) AS org;
+
+INSERT INTO orgs (org) VALUES ('acme'), ('beta');
+INSERT INTO pauses (org, destination, paused_by, reason)
+SELECT org, 'paused.example:443', 'operator:o', 'r' FROM unnest(ARRAY['acme', 'beta']) AS org;
+
 INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, prev_hash, hash)
 SELECT
   s.org, s.session_id, 3 * step + place, kind, step, 'agent:robot-1', '2026-01-02T03:04:05.000006Z', '{}', s.journal_hash, s.journal_hash
@@ -146,9 +169,15 @@ HOT: dict[str, tuple[str, set[str]]] = {
     "APPROVED_SQL": (f"{RUN_7}, 3", {"journal_decisions", "sessions_pkey", "journal_pkey"}),
     "OVERDUE_SQL": ("100", {"sessions_active", "approvals_expiring"}),
     "OPEN_SESSIONS_SQL": ("", {"sessions_open"}),
-    "OPEN_CALLS_SQL": ("20, 'other'", {"outgoing_calls_due"}),
+    "OPEN_CALLS_SQL": ("20, 'other'", {"outgoing_calls_due", "outgoing_calls_ending"}),
     "FIRST_EXPIRY_SQL": ("", {"approvals_expiring"}),
-    "CLAIM_SQL": ("'{}', 10, 'worker-1', 30", {"outgoing_calls_due", "outgoing_calls_pkey"}),
+    "LOOK_SQL": ("'', '', 200, 16", {"outgoing_calls_due", "outgoing_calls_pkey", "circuits_pkey", "pauses_once"}),
+    "PICK_DUE_SQL": ("'{acme}', '{a.example:443}', '{10}'", {"outgoing_calls_due"}),
+    "PICK_LATE_SQL": ("10", {"outgoing_calls_ending"}),
+    "PICK_PROBES_SQL": ("'{acme}', '{away.example:443}', '{3}', '{2}'", {"outgoing_calls_due", "circuits_pkey"}),
+    "LEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 'worker-1', 30", {"outgoing_calls_pkey"}),
+    "DROP_IDLE_SQL": ("", {"outgoing_calls_due"}),
+    "DESTINATIONS_SQL": ("'acme', '', 50", {"outgoing_calls_due", "circuits_pkey", "pauses_once"}),
     "RENEW_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}', 30", {"outgoing_calls_pkey"}),
     "RELEASE_SQL": ("'{acme}', '{run-7}', '{%call%}', '{1}'", {"outgoing_calls_pkey"}),
     "GIVE_BACK_SQL": (f"{RUN_7}, 'worker-1', '%call%', 1", {"outgoing_calls_pkey", "outgoing_calls_by_step"}),
@@ -173,6 +202,12 @@ BIG_TABLES = {"sessions", "effect_log", "approvals", "undo_stack", "outgoing_cal
 # Those that want a few rows, whatever else their session, or their org, has.
 FEW = {name: HOT[name][0] for name in ("LOCK_CALL_SQL", "APPROVED_SQL", "SESSION_SQL", "STEPS_SQL", "APPROVALS_SQL", "HALTED_SQL")} | {
     "LOCK_SQL": f"{RUN_7}, 3, 'key-3', false, true, false, false, 'issue_credit', false"
+}
+# Those that want a few rows, whatever waits at destinations that are held.
+BLOCKED = {
+    "LOOK_SQL": "'', '', 200, 3",
+    "PICK_DUE_SQL": "'{acme,beta}', '{a.example:443,a.example:443}', '{3,3}'",
+    "PICK_LATE_SQL": "5",
 }
 MOST_ROWS_READ = 40  # by all of a statement's scans together; run-7 has 300 steps, the org 2,000 sessions and 6,000 questions
 
@@ -239,4 +274,14 @@ async def test_hot_statements_use_their_indexes_when_the_tables_are_big(database
             used = set(scans(plan))
             assert not {table for table, how in used if how == "Seq Scan"} & BIG_TABLES, f"{name}, {mode}: {used}"
             assert {how for _, how in used if how != "Seq Scan"} <= indexes, f"{name}, {mode}: {used}"
-            assert (name != "CLAIM_SQL") or ("outgoing_calls", "outgoing_calls_due") in used, f"{name}, {mode}: {used}"
+            assert (name != "PICK_DUE_SQL") or ("outgoing_calls", "outgoing_calls_due") in used, f"{name}, {mode}: {used}"
+
+
+async def test_blocked_calls_are_not_read_when_thousands_are_due(database: Database, database_url: str) -> None:
+    """In an outage or a pause looking costs as much as there are destinations, and claiming as much as there is room."""
+    await seed(database_url)
+    for name, values in BLOCKED.items():
+        for mode in ("force_custom_plan", "force_generic_plan"):
+            async with database.dispatch() as connection:
+                plan = await explain(connection, name, values, mode, "ANALYZE, FORMAT JSON")
+            assert 0 < rows_read(plan) <= MOST_ROWS_READ, f"{name}, {mode}: {rows_read(plan)} rows"

@@ -1,0 +1,72 @@
+"""Pause and resume with the database alone, without an operator's key. Must not ask who runs it: whoever has the database may."""
+
+import asyncio
+
+import asyncpg
+
+from app.cli.manners import SetupError
+from app.domain.model import OrgName
+from app.engine.pauses import Pauses
+from app.storage.database import is_org_name, open_database
+
+ACTOR = "command-line"
+EVERYTHING = "everything"
+
+
+def pause(database_url: str, *, org: str | None, destination: str | None, reason: str) -> str:
+    """Let nothing more be sent: to a destination of an org, of an org at all, or (no org) of any; return one line that says so.
+
+    Raises:
+        SetupError: no such org, or a destination without its org. StorageUnavailable: the database cannot be reached.
+    """
+    return asyncio.run(_pause(database_url, _checked(org, destination), destination, reason))
+
+
+def resume(database_url: str, *, org: str | None, destination: str | None, reason: str) -> str:
+    """Take such a pause away; return one line that says so.
+
+    Raises:
+        SetupError: no org's name, or a destination without its org. StorageUnavailable: the database cannot be reached.
+    """
+    return asyncio.run(_resume(database_url, _checked(org, destination), destination, reason))
+
+
+def _checked(org: str | None, destination: str | None) -> OrgName | None:
+    if org is None and destination is not None:
+        raise SetupError("--destination says where an org's calls go: name the org by --org")
+    if org is not None and not is_org_name(org):
+        raise SetupError(f"{org!r} is no org name: expected 1 to 63 of a-z, 0-9 and hyphens inside")
+    return None if org is None else OrgName(org)
+
+
+async def _pause(database_url: str, org: OrgName | None, destination: str | None, reason: str) -> str:
+    async with open_database(database_url, size=1, application_name="countermand pause") as database:
+        if org is None:
+            is_new = await Pauses(database).pause_everything(ACTOR, reason)
+            return f"{EVERYTHING} is paused" if is_new else f"{EVERYTHING} was paused before"
+        try:
+            standing = await Pauses(database).pause(org, destination, ACTOR, reason)
+        except asyncpg.ForeignKeyViolationError:
+            raise SetupError(f"there is no org {org!r}") from None
+    if standing is None:
+        raise AssertionError("what was paused a moment ago is paused")
+    return f"{_name(org, destination)} is paused ({standing.scope} since {standing.at:%Y-%m-%d %H:%M:%SZ}: {standing.reason})"
+
+
+async def _resume(database_url: str, org: OrgName | None, destination: str | None, reason: str) -> str:
+    async with open_database(database_url, size=1, application_name="countermand resume") as database:
+        if org is None:
+            is_new = await Pauses(database).resume_everything(ACTOR, reason)
+            return f"{EVERYTHING} is resumed" if is_new else f"{EVERYTHING} was not paused"
+        standing = await Pauses(database).resume(org, destination, ACTOR, reason)
+    if standing is None:
+        return f"{_name(org, destination)} is resumed"
+    return f"{_name(org, destination)} is still held by the pause of {_held_by(standing.scope, org)}: {standing.reason}"
+
+
+def _held_by(scope: str, org: OrgName) -> str:
+    return EVERYTHING if scope == EVERYTHING else f"the org {org}"
+
+
+def _name(org: OrgName, destination: str | None) -> str:
+    return org if destination is None else f"{org} at {destination}"
