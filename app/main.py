@@ -32,6 +32,7 @@ from app.engine.operations import Operations
 from app.engine.orchestrator import Limits, Orchestrator
 from app.engine.outbound import Outbound
 from app.engine.pauses import Pauses
+from app.engine.poison import Poison
 from app.engine.registry import Registry
 from app.engine.unwind import Unwind
 from app.engine.verbs import Verbs
@@ -42,7 +43,7 @@ from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, open_data
 from app.telemetry import Telemetry
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0005"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0006"  # the newest under migrations/versions; a test compares
 
 _log = structlog.stdlib.get_logger("countermand")
 
@@ -130,7 +131,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
         )
         async with asyncio.TaskGroup() as group:
             listening = group.create_task(keep_listening(database_url, callbacks, clock))
-            deadlines = Deadlines(database=database, forward=forward, clock=clock, sweep_seconds=settings.sweep_seconds)
+            poison = Poison(database=database, events=events)
+            deadlines = Deadlines(database=database, forward=forward, poison=poison, clock=clock, sweep_seconds=settings.sweep_seconds)
             sweeping = group.create_task(deadlines.run()) if orchestrator else None
             turning = group.create_task(orchestrator.run()) if orchestrator else None
             _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
@@ -166,6 +168,7 @@ async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition r
     return Orchestrator(
         database=database,
         unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events, circuits=Circuits(rules=rules)),
+        poison=Poison(database=database, events=events),
         clock=clock,
         telemetry=events.telemetry,
         limits=Limits(

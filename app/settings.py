@@ -96,6 +96,9 @@ class Settings(BaseSettings):
     approval_ttl_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 259_200
     """How long a question to a person stays open: 72 hours. Then it expires, and the run fails; a tool's own `ttl_seconds` overrides it."""
 
+    retention_days: Annotated[int, Field(ge=1, le=36_500)] | None = None
+    """How long ago a session has to have ended for `prune` to delete it; absent: it has to be told, and deletes nothing otherwise."""
+
     session_idle_seconds: Annotated[int, Field(ge=1, le=31_536_000)] = 86_400
     """Silence after which an active session fails, unless it says otherwise itself: a day."""
 

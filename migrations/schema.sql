@@ -117,6 +117,7 @@ CREATE TYPE undo_state AS ENUM (
 
 CREATE FUNCTION refuse_journal_change() RETURNS trigger
     LANGUAGE plpgsql
+    SET search_path TO 'public', 'pg_temp'
     AS $$
 BEGIN
   IF TG_OP = 'UPDATE' THEN
@@ -125,11 +126,29 @@ BEGIN
         AND OLD.step IS NOT DISTINCT FROM NEW.step THEN
       RETURN NEW;
     END IF;
+  ELSIF TG_OP = 'DELETE' THEN
+    IF current_user = 'countermand_pruner'
+        AND NOT EXISTS (SELECT FROM sessions WHERE org = OLD.org AND session_id = OLD.session_id) THEN
+      RETURN OLD;
+    END IF;
   END IF;
   RAISE EXCEPTION 'the journal is insert-only' USING ERRCODE = 'restrict_violation';
 END $$;
 
-COMMENT ON FUNCTION refuse_journal_change() IS 'Second lock behind the missing privilege: only erasing contents is let through';
+COMMENT ON FUNCTION refuse_journal_change() IS 'Second lock behind the missing privilege: contents may be erased, and the journal of a session that is gone may be pruned';
+
+CREATE FUNCTION refuse_session_deletion() RETURNS trigger
+    LANGUAGE plpgsql
+    AS $$
+BEGIN
+  IF current_user = 'countermand_pruner' AND (OLD.state = 'completed' OR (OLD.state = 'compensated' AND OLD.clean)) THEN
+    RETURN OLD;
+  END IF;
+  RAISE EXCEPTION 'only countermand_pruner deletes sessions, and only those that completed, or were compensated and are clean'
+    USING ERRCODE = 'restrict_violation';
+END $$;
+
+COMMENT ON FUNCTION refuse_session_deletion() IS 'Second lock behind the missing privilege: what a person may still have to look at stays';
 
 CREATE TABLE alembic_version (
     version_num character varying(32) NOT NULL
@@ -341,7 +360,7 @@ CREATE TABLE journal (
 
 ALTER TABLE ONLY journal FORCE ROW LEVEL SECURITY;
 
-COMMENT ON TABLE journal IS 'Append-only, hash-chained per session: one entry per transition; see docs/journal-format.md';
+COMMENT ON TABLE journal IS 'Append-only, hash-chained per session: one entry per transition; see docs/reference/journal-format.md';
 
 COMMENT ON COLUMN journal.org IS 'The tenant; part of the hash';
 
@@ -436,7 +455,6 @@ CREATE TABLE outgoing_calls (
     kind call_kind NOT NULL,
     CONSTRAINT outgoing_calls_attempts_check CHECK ((attempts >= 0)),
     CONSTRAINT outgoing_calls_check CHECK (((failures >= 0) AND (failures <= attempts))),
-    CONSTRAINT outgoing_calls_check1 CHECK (((interrupted >= 0) AND (interrupted <= (attempts + polls)))),
     CONSTRAINT outgoing_calls_check2 CHECK (((first_sent_at IS NULL) = (url IS NULL))),
     CONSTRAINT outgoing_calls_check3 CHECK (((first_sent_at IS NULL) = (body IS NULL))),
     CONSTRAINT outgoing_calls_check4 CHECK (
@@ -447,6 +465,7 @@ END),
     CONSTRAINT outgoing_calls_check5 CHECK (((first_sent_at IS NULL) = (attempts = 0))),
     CONSTRAINT outgoing_calls_check6 CHECK (((leased_by IS NULL) = (leased_until IS NULL))),
     CONSTRAINT outgoing_calls_epoch_check CHECK ((epoch >= 0)),
+    CONSTRAINT outgoing_calls_interrupted_check CHECK ((interrupted >= 0)),
     CONSTRAINT outgoing_calls_last_status_check CHECK (((last_status >= 100) AND (last_status <= 999))),
     CONSTRAINT outgoing_calls_polls_check CHECK ((polls >= 0))
 )
@@ -476,7 +495,7 @@ COMMENT ON COLUMN outgoing_calls.attempts IS 'Requests that may have left the pr
 
 COMMENT ON COLUMN outgoing_calls.failures IS 'Those that used up retry budget since it was last filled';
 
-COMMENT ON COLUMN outgoing_calls.interrupted IS 'Attempts and polls whose end was never recorded';
+COMMENT ON COLUMN outgoing_calls.interrupted IS 'Attempts and polls whose end was never recorded, and crashes of a worker over the call';
 
 COMMENT ON COLUMN outgoing_calls.polls IS 'How often a 202''s Location was asked';
 
@@ -565,6 +584,18 @@ COMMENT ON COLUMN remembered_answers.status IS 'The 2xx that was answered';
 COMMENT ON COLUMN remembered_answers.body IS 'The bytes that were answered';
 
 COMMENT ON COLUMN remembered_answers.answered_at IS 'When';
+
+CREATE TABLE schema_support (
+    is_only boolean DEFAULT true NOT NULL,
+    oldest_revision text NOT NULL,
+    CONSTRAINT schema_support_is_only_check CHECK (is_only)
+);
+
+COMMENT ON TABLE schema_support IS 'Which code this schema serves besides that which it was made for; one row';
+
+COMMENT ON COLUMN schema_support.is_only IS 'The key that lets there be no second row';
+
+COMMENT ON COLUMN schema_support.oldest_revision IS 'The oldest revision whose code still runs on this schema; each migration sets it';
 
 CREATE TABLE sessions (
     org org_name NOT NULL,
@@ -768,6 +799,9 @@ ALTER TABLE ONLY pauses
 ALTER TABLE ONLY remembered_answers
     ADD CONSTRAINT remembered_answers_pkey PRIMARY KEY (org, session_id, subject, request, request_key);
 
+ALTER TABLE ONLY schema_support
+    ADD CONSTRAINT schema_support_pkey PRIMARY KEY (is_only);
+
 ALTER TABLE ONLY sessions
     ADD CONSTRAINT sessions_pkey PRIMARY KEY (org, session_id);
 
@@ -799,9 +833,13 @@ CREATE INDEX sessions_halted ON sessions USING btree (org, halted_at, session_id
 
 CREATE INDEX sessions_open ON sessions USING btree (state, created_at, failed_at, halted_at) WHERE (state = ANY (ARRAY['active'::session_state, 'awaiting_approval'::session_state, 'failed'::session_state, 'compensating'::session_state, 'halted'::session_state]));
 
+CREATE INDEX sessions_prunable ON sessions USING btree (org, active_at, session_id) WHERE ((state = 'completed'::session_state) OR ((state = 'compensated'::session_state) AND clean));
+
 CREATE TRIGGER journal_is_insert_only BEFORE DELETE OR UPDATE ON journal FOR EACH ROW EXECUTE FUNCTION refuse_journal_change();
 
 CREATE TRIGGER journal_is_not_truncated BEFORE TRUNCATE ON journal FOR EACH STATEMENT EXECUTE FUNCTION refuse_journal_change();
+
+CREATE TRIGGER sessions_are_kept BEFORE DELETE ON sessions FOR EACH ROW EXECUTE FUNCTION refuse_session_deletion();
 
 ALTER TABLE ONLY approvals
     ADD CONSTRAINT approvals_org_session_id_step_index_fkey FOREIGN KEY (org, session_id, step_index) REFERENCES effect_log(org, session_id, step_index) ON DELETE CASCADE;
@@ -835,6 +873,8 @@ CREATE POLICY every_org ON approvals FOR SELECT TO countermand_dispatcher USING 
 CREATE POLICY every_org ON circuits TO countermand_dispatcher USING (true);
 
 CREATE POLICY every_org ON keys TO countermand_dispatcher USING (true);
+
+CREATE POLICY every_org ON orgs FOR SELECT TO countermand_pruner USING (true);
 
 CREATE POLICY every_org ON outgoing_calls TO countermand_dispatcher USING (true);
 
@@ -875,6 +915,12 @@ CREATE POLICY one_org ON sessions TO countermand_runtime USING (((org)::text = (
 CREATE POLICY one_org ON tools TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 CREATE POLICY one_org ON undo_stack TO countermand_runtime USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org_pruned ON journal TO countermand_pruner USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org_pruned ON remembered_answers FOR SELECT TO countermand_pruner USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
+
+CREATE POLICY one_org_pruned ON sessions TO countermand_pruner USING (((org)::text = ((current_setting('app.org'::text))::org_name)::text));
 
 ALTER TABLE orgs ENABLE ROW LEVEL SECURITY;
 
@@ -940,6 +986,11 @@ GRANT UPDATE(last_error) ON TABLE circuits TO countermand_runtime;
 GRANT SELECT,INSERT,UPDATE ON TABLE effect_log TO countermand_runtime;
 
 GRANT SELECT,INSERT ON TABLE journal TO countermand_runtime;
+GRANT DELETE ON TABLE journal TO countermand_pruner;
+
+GRANT SELECT(org) ON TABLE journal TO countermand_pruner;
+
+GRANT SELECT(session_id) ON TABLE journal TO countermand_pruner;
 
 GRANT SELECT,INSERT ON TABLE keys TO countermand_runtime;
 GRANT SELECT ON TABLE keys TO countermand_dispatcher;
@@ -947,6 +998,7 @@ GRANT SELECT ON TABLE keys TO countermand_dispatcher;
 GRANT UPDATE(revoked_at) ON TABLE keys TO countermand_runtime;
 
 GRANT SELECT,INSERT ON TABLE orgs TO countermand_runtime;
+GRANT SELECT ON TABLE orgs TO countermand_pruner;
 
 GRANT SELECT,INSERT,UPDATE ON TABLE outgoing_calls TO countermand_runtime;
 
@@ -981,13 +1033,29 @@ GRANT SELECT(destination) ON TABLE pauses TO countermand_dispatcher;
 
 GRANT SELECT,INSERT ON TABLE remembered_answers TO countermand_runtime;
 
+GRANT SELECT(org) ON TABLE remembered_answers TO countermand_pruner;
+
+GRANT SELECT(session_id) ON TABLE remembered_answers TO countermand_pruner;
+
+GRANT SELECT(answered_at) ON TABLE remembered_answers TO countermand_pruner;
+
+GRANT SELECT ON TABLE schema_support TO countermand_runtime;
+
 GRANT SELECT,INSERT,UPDATE ON TABLE sessions TO countermand_runtime;
+GRANT DELETE ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(org) ON TABLE sessions TO countermand_dispatcher;
+GRANT SELECT(org),UPDATE(org) ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(session_id) ON TABLE sessions TO countermand_dispatcher;
+GRANT SELECT(session_id) ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(state) ON TABLE sessions TO countermand_dispatcher;
+GRANT SELECT(state) ON TABLE sessions TO countermand_pruner;
+
+GRANT SELECT(clean) ON TABLE sessions TO countermand_pruner;
+
+GRANT SELECT(last_step) ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(idle_seconds) ON TABLE sessions TO countermand_dispatcher;
 
@@ -996,8 +1064,10 @@ GRANT SELECT(deadline_at) ON TABLE sessions TO countermand_dispatcher;
 GRANT SELECT(failed_at) ON TABLE sessions TO countermand_dispatcher;
 
 GRANT SELECT(created_at) ON TABLE sessions TO countermand_dispatcher;
+GRANT SELECT(created_at) ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(active_at) ON TABLE sessions TO countermand_dispatcher;
+GRANT SELECT(active_at) ON TABLE sessions TO countermand_pruner;
 
 GRANT SELECT(halted_at) ON TABLE sessions TO countermand_dispatcher;
 

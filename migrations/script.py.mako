@@ -7,10 +7,14 @@ down_revision = ${repr(down_revision)}
 branch_labels = None
 depends_on = None
 
+# The oldest code that still runs on what this makes: its own where something is taken away (docs/decisions/0023).
 UP_SQL = """
+UPDATE schema_support SET oldest_revision = ${repr(down_revision)};
 """
 
+# And what the revision before said.
 DOWN_SQL = """
+UPDATE schema_support SET oldest_revision = ...;
 """
 
 

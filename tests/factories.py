@@ -12,7 +12,10 @@ from fastapi import FastAPI
 
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
+from app.engine.clock import SystemClock
+from app.engine.deadlines import Deadlines
 from app.engine.events import Events
+from app.engine.poison import Poison
 from app.main import Parts, create_app
 from app.settings import Settings
 from app.storage.database import open_database
@@ -176,6 +179,13 @@ async def park(agent: Client, session_id: str, step: int, payload: str, tool: st
 def new_events() -> Events:
     """Return what tells the log what was committed, with metrics that nobody fetches."""
     return Events(telemetry=Telemetry(version="0", schema_revision="0"))
+
+
+def deadlines_of(service: Service) -> Deadlines:
+    """Return a sweeper over the service's own parts, for a test to run by hand."""
+    engine = service.app.state.engine
+    poison = Poison(database=engine.database, events=new_events())
+    return Deadlines(database=engine.database, forward=engine.forward, poison=poison, clock=SystemClock(), sweep_seconds=0.01)
 
 
 @asynccontextmanager

@@ -51,6 +51,11 @@ class CompensationBody(StrictModel):
     unknown: UnknownBody | None = None
     on_unknown: OnUnknown = OnUnknown.COMPENSATE
     independent: bool = Field(default=False, description="If this undo fails for good, go on with the ones below it before halting.")
+    settle_ms: Annotated[int, Field(ge=0, le=86_400_000)] = Field(
+        default=0,
+        description="How long a call of unknown outcome is given, from the run's failure on, before its undo is begun: it may still be "
+        "running. The undos below wait as well.",
+    )
     max_retries: Annotated[int, Field(ge=0, le=100)] | None = None
     initial_interval_ms: Interval | None = None
     multiplier: Annotated[float, Field(ge=1, le=100)] | None = None

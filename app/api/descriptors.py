@@ -42,6 +42,7 @@ def compensation_of(model: bodies.CompensationBody, defaults: RetryPolicy) -> Co
         unknown=unknown,
         on_unknown=model.on_unknown,
         independent=model.independent,
+        settle_ms=model.settle_ms,
         retry=replace(_retry_of(model, defaults), compensated_on=model.compensated_on),
     )
 

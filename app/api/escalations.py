@@ -15,7 +15,7 @@ from app.api.cursors import MOMENT, SESSION, moment_of, read_cursor, shape, writ
 from app.api.dependencies import EngineDependency, OperatorOrAuditor, authenticate, etag
 from app.api.headers import sends
 from app.api.problems import problem_responses
-from app.api.render import effect_json, json_response, undo_entry_json
+from app.api.render import effect_json, json_response, kept_json, undo_entry_json
 from app.api.strict_json import PlainInteger, SessionIdPath, only_query
 from app.domain.errors import NotFound
 from app.domain.escalation import REASONS, Escalation, Found, Judged, Move, escalate
@@ -148,7 +148,7 @@ def _package_json(package: _Package, base_url: str) -> Json:
         "halted_at": _halted_at(session),
         "agent": session.agent,
         "owner": session.owner,
-        "metadata": parse(session.metadata),
+        "metadata": kept_json(session.metadata),
         "clean": session.clean,
         "pivoted": session.pivoted,
         "created_at": time_text(session.created_at),
@@ -160,6 +160,7 @@ def _package_json(package: _Package, base_url: str) -> Json:
         "moves": [_move_json(move, f"{base_url}/v1/sessions/{session.session_id}{_place(move)}") for move in escalation.moves],
         "steps": [_step_json(step) for step in package.view.steps],
         "undo_stack": [found for step in reversed(package.view.steps) if (found := _undo_json(step)) is not None],
+        "unreadable_steps": [*package.view.unreadable],
         "decisions": [_happened_json(entry) for entry in package.entries],
     }
 

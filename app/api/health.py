@@ -8,7 +8,7 @@ from app.api.dependencies import Engine, EngineDependency
 from app.api.problems import problem_responses
 from app.api.render import json_response
 from app.domain.errors import Unavailable
-from app.storage.database import StorageUnavailable, read_revision
+from app.storage.database import StorageUnavailable, read_oldest_revision, read_revision
 
 OK = "ok"
 
@@ -23,7 +23,7 @@ async def livez() -> Response:
 
 @router.get("/readyz", operation_id="getReadiness", responses={200: {"model": schemas.HealthView}, **problem_responses("not_ready")})
 async def readyz(engine: EngineDependency) -> Response:
-    """Say whether the database answers, its schema is the one this code knows, and the orchestrator turns."""
+    """Say whether the database answers, its schema serves this code, and the orchestrator turns."""
     checks = {"database": await _database(engine), "orchestrator": _orchestrator(engine)}
     failing = ", ".join(f"{name}: {found}" for name, found in checks.items() if found != OK)
     if failing:
@@ -32,12 +32,17 @@ async def readyz(engine: EngineDependency) -> Response:
 
 
 async def _database(engine: Engine) -> str:
+    """Compare the schema with what this code was written for; a newer one that still serves older code will do (docs/decisions/0023)."""
+    mine = engine.schema_revision
     try:
         revision = await read_revision(engine.database)
+        if revision is None or revision < mine:
+            return f"schema revision is {revision}, expected {mine}: run `countermand migrate`"
+        oldest = mine if revision == mine else await read_oldest_revision(engine.database)
     except StorageUnavailable:
         return "unreachable"
-    if revision != engine.schema_revision:
-        return f"schema revision is {revision}, expected {engine.schema_revision}: run `countermand migrate`"
+    if oldest is None or oldest > mine:
+        return f"schema revision is {revision}, which serves code of revision {oldest or revision} and newer; this is {mine}: upgrade it"
     return OK
 
 

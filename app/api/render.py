@@ -11,7 +11,7 @@ from starlette.responses import Response
 from app.domain import approval, bindings, tools
 from app.domain.intercept import AwaitApproval, InFlight, Replay
 from app.domain.journal import time_text
-from app.domain.json_text import Json, dump, parse
+from app.domain.json_text import Json, JsonFault, dump, parse
 from app.domain.model import Approval, Effect, Outcome, OutgoingCall, Session, SessionId, UndoEntry
 from app.domain.outcomes import Reported
 from app.domain.tools import Tool
@@ -61,6 +61,14 @@ def session_bytes(view: SessionView) -> bytes:
     return dump(session_json(view))
 
 
+def kept_json(text: bytes) -> Json:
+    """Read what was kept as JSON; what somebody has spoilt is shown as it is, so that the rest can be looked at."""
+    try:
+        return parse(text)
+    except JsonFault:
+        return text.decode("utf-8", "replace")
+
+
 def tool_json(tool: Tool, created_by: str, created_at: datetime | None) -> Json:
     """Render one version of a tool."""
     definition = parse(tools.write(tool.definition))
@@ -74,6 +82,7 @@ def session_json(view: SessionView) -> Json:
         **session_summary_json(view.session),
         "effects": [effect_json(step) for step in view.steps],
         "undo_stack": [undo_entry_json(step.undo_entry, step.call) for step in reversed(view.steps) if step.undo_entry is not None],
+        "unreadable_steps": [*view.unreadable],
     }
 
 
@@ -86,7 +95,7 @@ def session_summary_json(session: Session) -> dict[str, Json]:
         "halt_reason": session.halt_reason.value if session.halt_reason else None,
         "pivoted": session.pivoted,
         "agent": session.agent,
-        "metadata": parse(session.metadata),
+        "metadata": kept_json(session.metadata),
         "created_at": time_text(session.created_at),
         "updated_at": time_text(session.updated_at),
         "deadline_at": _time(session.deadline_at),
@@ -106,9 +115,9 @@ def effect_json(step: StepView) -> dict[str, Json]:
         "reversibility": effect.reversibility.value,
         "state": effect.state.value,
         "outcome": effect.outcome.value if effect.outcome else None,
-        "payload": effect.payload.decode(),
+        "payload": effect.payload.decode("utf-8", "replace"),
         "payload_sha256": effect.payload_sha256.hex(),
-        "result": None if effect.result is None else parse(effect.result),
+        "result": None if effect.result is None else kept_json(effect.result),
         "error": effect.error,
         "forward_key": effect.forward_key,
         "undo_id": None if undo_entry is None else str(undo_entry.undo_id),

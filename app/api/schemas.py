@@ -98,6 +98,7 @@ class SessionView(BaseModel):
     metadata: LosslessObject
     effects: list[EffectView]
     undo_stack: list[UndoEntryView] = Field(description="Newest first: the order in which it is unwound.")
+    unreadable_steps: list[int] = Field(description="Steps that are left out above: their rows are not such as this service knows.")
     created_at: datetime
     updated_at: datetime
     deadline_at: datetime | None
@@ -303,6 +304,7 @@ class EscalationView(BaseModel):
     moves: list[MoveView]
     steps: list[EscalationStepView]
     undo_stack: list[EscalationUndoView]
+    unreadable_steps: list[int] = Field(description="Steps that are left out above: their rows are not such as this service knows.")
     decisions: list[HappenedView]
 
 

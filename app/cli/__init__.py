@@ -63,6 +63,26 @@ def migrate() -> None:
     serving.migrate(Settings())
 
 
+@cli.command()
+def prune(
+    *,
+    older_than_days: Annotated[int | None, typer.Option(help="How long ago a session ended; absent: COUNTERMAND_RETENTION_DAYS.")] = None,
+    org: Annotated[str | None, typer.Option(help="The tenant; absent: all of them.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
+    output: Annotated[Output, typer.Option(help="How the counts are printed.")] = Output.TEXT,
+) -> None:
+    """Delete sessions that ended well, or were undone by themselves, long ago; those that a person had a hand in stay."""
+    from app.cli import pruning
+    from app.cli.target import target
+    from app.settings import Settings
+
+    settings = Settings()
+    bound = pruning.bound_of(settings, days=older_than_days, org=org, is_dry_run=dry_run)
+    with target(settings) as database_url:
+        pruned = pruning.prune(database_url, bound, settings.approval_ttl_seconds)
+    typer.echo(pruned.as_json() if output is Output.JSON else pruned.as_text())
+
+
 @cli.command(HEALTH, context_settings=PASS_ON, add_help_option=False)
 def ask_health(context: typer.Context) -> None:
     """Ask the service here whether it lives, or with --ready whether it can serve."""

@@ -93,8 +93,11 @@ def migrate(settings: Settings) -> None:
     observability.configure()
     warn_of_environment(settings)
     with target(settings) as database_url:
-        migrating.migrate(database_url)
-    _log.info("schema_migrated")
+        newer = migrating.migrate(database_url)
+    if newer is None:
+        _log.info("schema_migrated")
+    else:
+        _log.warning("schema_newer", revision=newer)
 
 
 def warn_of_environment(settings: Settings) -> None:

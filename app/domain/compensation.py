@@ -3,6 +3,14 @@
 from app.domain.json_text import Json, NumberLiteral, dump, parse
 from app.domain.model import Compensation, OnUnknown, RetryPolicy, UnknownVariant
 
+UNREADABLE = Compensation(
+    url="http://unreadable.invalid/",  # a name that never leads anywhere (RFC 6761, section 6.4)
+    args=b"{}",
+    description="unreadable: what is kept of this undo is not what the service wrote",
+    is_readable=False,
+)
+"""Stands for a descriptor that cannot be read: its session is a person's, and can still be looked at."""
+
 
 def write(compensation: Compensation) -> bytes:
     """Return the descriptor as compact JSON text; `args` keep every literal."""
@@ -17,6 +25,7 @@ def write(compensation: Compensation) -> bytes:
             "unknown": unknown,
             "on_unknown": compensation.on_unknown.value,
             "independent": compensation.independent,
+            "settle_ms": compensation.settle_ms,
             **write_retry(compensation.retry),
         }
     )
@@ -40,7 +49,7 @@ def read(text: bytes) -> Compensation:
     """Read back what `write` wrote.
 
     Raises:
-        KeyError, TypeError, ValueError: the text is not one of ours; the caller halts that session alone.
+        KeyError, TypeError, ValueError: the text is not one of ours.
     """
     members = parse(text)
     if not isinstance(members, dict):
@@ -53,8 +62,17 @@ def read(text: bytes) -> Compensation:
         unknown=_read_unknown(unknown) if isinstance(unknown, dict) else None,
         on_unknown=OnUnknown(str(members["on_unknown"])),
         independent=members["independent"] is True,
+        settle_ms=_int(members.get("settle_ms", 0)),  # descriptors kept before there was such a thing have no such member
         retry=read_retry(members),
     )
+
+
+def read_kept(text: bytes) -> Compensation:
+    """Read back what `write` wrote, or say that it is unreadable: that concerns this undo alone, not what is read along with it."""
+    try:
+        return read(text)
+    except (KeyError, TypeError, ValueError):
+        return UNREADABLE
 
 
 def read_retry(members: dict[str, Json]) -> RetryPolicy:

@@ -20,7 +20,7 @@ REASONS: Mapping[HaltReason, str] = MappingProxyType(
         HaltReason.LATE_EFFECT: "A call turned out to have happened although it was undone, or reported as not applied, before.",
         HaltReason.EGRESS_DENIED: "An undo's address may not be reached from here: it is not public, and not on the allow list.",
         HaltReason.OPERATOR: "An operator stopped the unwind.",
-        HaltReason.POISON: "An undo's attempts ended again and again without a record, as if it brought the worker down.",
+        HaltReason.POISON: "Working on it crashed the worker again and again, or what is kept of an undo cannot be read.",
     }
 )
 
@@ -34,7 +34,7 @@ ADVICE: Mapping[HaltReason, str] = MappingProxyType(
         HaltReason.LATE_EFFECT: "Look at the LATE_COMMIT below, undo that effect by other means, then unwind what is left, or resolve.",
         HaltReason.EGRESS_DENIED: "Have the address allowed (COUNTERMAND_EGRESS_ALLOW) and retry, or an admin retry with a new url.",
         HaltReason.OPERATOR: "When the cause is gone, let the unwind go on; or resolve.",
-        HaltReason.POISON: "Look for the worker's crashes in the logs before you retry; or undo it by other means, skip it, and unwind.",
+        HaltReason.POISON: "Look for call_crashed and timeout_crashed in the logs before you retry; or undo by other means, skip, unwind.",
     }
 )
 
@@ -139,6 +139,7 @@ def _judge_irreversible(effect: Effect) -> Judged:
     return Judged(effect=effect, description="", sentence=f"irreversible, and it {went}")
 
 
+_UNREADABLE = "what is kept of its undo cannot be read; undo it by other means and skip it"
 _CONTRADICTED = "it was reported as not applied first, and as committed after that"
 
 
@@ -193,7 +194,9 @@ def _was_sent_too_early(item: StackItem) -> bool:
 
 
 def _obstacle(item: StackItem) -> str | None:
-    """Say why an entry that was never sent would halt the unwind again at once."""
+    """Say why an entry would halt the unwind again at once: one that cannot be read, or cannot be sent for the first time."""
+    if not item.entry.compensation.is_readable:
+        return _UNREADABLE
     if item.entry.state is not UndoState.PENDING or (item.call is not None and item.call.first_sent_at is not None):
         return None
     found = unwinding.sendable(item)
@@ -202,6 +205,8 @@ def _obstacle(item: StackItem) -> str | None:
             return "its outcome is unknown; settle the step first"
         case HaltReason.UNRESOLVED_REFERENCE:
             return "its undo needs what the result does not have; undo it by other means and skip it"
+        case HaltReason.POISON:
+            return _UNREADABLE
         case _:
             return None
 

@@ -192,7 +192,9 @@ class UnknownVariant:
 class Compensation:
     """The HTTP call that semantically undoes an effect.
 
-    `args` is compact JSON text whose `payload#` and `effect#` references are bound; `result#` ones may be open.
+    `args` is compact JSON text whose `payload#` and `effect#` references are bound; `result#` ones may be open. `settle_ms`: how long a
+    call of unknown outcome is given, from its session's failure on, before its undo is begun. `is_readable` False: what was kept is not
+    ours.
     """
 
     url: str
@@ -201,7 +203,9 @@ class Compensation:
     unknown: UnknownVariant | None = None
     on_unknown: OnUnknown = OnUnknown.COMPENSATE
     independent: bool = False
+    settle_ms: int = 0
     retry: RetryPolicy = RetryPolicy()
+    is_readable: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,7 +333,8 @@ class OutgoingCall:
     """One undo, or one action that the service executes itself, with its frozen bytes, its attempts and when it is due.
 
     `due_at` None: nothing to do until somebody moves it. `attempts` counts requests that may have left the process, each
-    counted before it is sent; `failures` those that used up retry budget; `interrupted` those without a recorded end.
+    counted before it is sent; `failures` those that used up retry budget; `interrupted` those without a recorded end, and crashes of
+    a worker over the call.
     `is_attempt_open`: counted and not yet recorded. `may_be_processing`: some attempt ended with unknown outcome.
     """
 

@@ -15,6 +15,7 @@ from app.domain.model import (
     Approval,
     ApprovalState,
     Effect,
+    EffectId,
     EffectState,
     EntryKind,
     Outcome,
@@ -22,6 +23,7 @@ from app.domain.model import (
     Reversibility,
     Session,
     SessionState,
+    StepIndex,
     UndoEntry,
     UndoState,
 )
@@ -199,13 +201,17 @@ def judge(draft: Draft, top: StackItem | None) -> OutgoingCall | None:
 
 def pivot_if_irreversible(draft: Draft, effect: Effect) -> None:
     """Mark the point past which nothing is unwound any more; the first irreversible effect that went ahead, or may have, is it."""
-    if effect.reversibility is not Reversibility.IRREVERSIBLE:
-        return
+    if effect.reversibility is Reversibility.IRREVERSIBLE:
+        pivot(draft, effect.step_index, effect.effect_id)
+
+
+def pivot(draft: Draft, step: StepIndex, effect_id: EffectId) -> None:
+    """Mark the point past which nothing is unwound by itself, at this irreversible call unless there was one before."""
     draft.change_session(clean=False)
     if draft.session.pivoted:
         return
     draft.change_session(pivoted=True)
-    draft.record(EntryKind.PIVOT, effect.step_index, body={"effect_id": str(effect.effect_id)})
+    draft.record(EntryKind.PIVOT, step, body={"effect_id": str(effect_id)})
 
 
 def _stands(effect: Effect) -> bool:

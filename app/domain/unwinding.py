@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import assert_never
 
 from app.domain import bindings, sending
@@ -103,6 +104,11 @@ def halt_late(draft: Draft) -> None:
     _halt_session(draft, HaltReason.LATE_EFFECT)
 
 
+def halt_poisoned(draft: Draft) -> None:
+    """Hand a session to a person that crashes whoever works on it; what was under way is given up by then."""
+    _halt_session(draft, HaltReason.POISON)
+
+
 def halt_as_ordered(draft: Draft, running: StackItem | None) -> None:
     """Halt between two attempts; an entry that was being retried is given up, so that a person can have it retried or skip it."""
     if running is None or running.call is None:
@@ -200,8 +206,14 @@ def _make_due(draft: Draft, item: StackItem) -> OutgoingCall:
 
 def _send(draft: Draft, work: Undoing) -> Move:
     item, call = work.item, work.call
-    if item.entry.state is UndoState.PENDING and draft.session.late_effect:
-        return _halt(draft, call, HaltReason.LATE_EFFECT)
+    if not item.entry.compensation.is_readable:
+        return _fail(draft, work, HaltReason.POISON)
+    if item.entry.state is UndoState.PENDING:
+        if draft.session.late_effect:
+            return _halt(draft, call, HaltReason.LATE_EFFECT)
+        settled_at = _settled_at(draft, work)
+        if draft.now < settled_at:
+            return _wait_until(draft, work, settled_at)
     unfrozen = sendable(item) if call.first_sent_at is None else None
     if isinstance(unfrozen, HaltReason):
         return _halt(draft, call, unfrozen)
@@ -214,6 +226,21 @@ def _send(draft: Draft, work: Undoing) -> Move:
     if item.entry.state is UndoState.PENDING:
         call, item = _begin_entry(draft, call, item)
     return Send(call=sending.count(draft, call), effect=item.effect, policy=item.policy)
+
+
+def _settled_at(draft: Draft, work: Undoing) -> datetime:
+    """Return when an undo may be begun: a call of unknown outcome may still be running, and would land after its own undo."""
+    failed_at, settle_ms = draft.session.failed_at, work.item.entry.compensation.settle_ms
+    if failed_at is None or work.call.first_sent_at is not None or work.item.effect.outcome is Outcome.COMMITTED:
+        return draft.now
+    return failed_at + timedelta(milliseconds=settle_ms)
+
+
+def _wait_until(draft: Draft, work: Undoing, due_at: datetime) -> Wait:
+    """Put off the first send, with all the time that the undo has for itself after that."""
+    deadline_at = due_at + timedelta(milliseconds=work.item.policy.deadline_ms)
+    call = draft.change_call(work.call, due_at=due_at, deadline_at=deadline_at)
+    return Wait(call=call, seconds=(due_at - draft.now).total_seconds())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +256,11 @@ def sendable(item: StackItem) -> Sendable | HaltReason:
     """Say what is sent for an entry that was never sent yet, or why it cannot be."""
     effect, compensation = item.effect, item.entry.compensation
     outcome = Outcome.COMMITTED if effect.outcome is Outcome.COMMITTED else Outcome.UNKNOWN
+    newest = item.newest or compensation
+    if not (compensation.is_readable and newest.is_readable):
+        return HaltReason.POISON
     if outcome is Outcome.UNKNOWN and compensation.on_unknown is OnUnknown.ESCALATE:
         return HaltReason.UNKNOWN_OUTCOME
-    newest = item.newest or compensation
     url, body = newest.url, bindings.body_to_send(compensation.args, effect)
     if body is None and compensation.unknown is not None:
         url = (newest.unknown.url if newest.unknown else compensation.unknown.url) or url

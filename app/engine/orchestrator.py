@@ -14,6 +14,7 @@ from app.domain.circuits import Change, Place
 from app.domain.model import OrgName
 from app.domain.turns import Bounds, Queue
 from app.engine.clock import Clock
+from app.engine.poison import Poison
 from app.engine.unwind import Holding, LeaseLost, Unwind
 from app.storage import calls
 from app.storage import circuits as storage_circuits
@@ -46,6 +47,7 @@ class Orchestrator:
 
     database: Database
     unwind: Unwind
+    poison: Poison
     clock: Clock
     limits: Limits
     telemetry: Telemetry
@@ -170,9 +172,18 @@ class Orchestrator:
         except StorageUnavailable as error:
             _log.warning("storage_unavailable", where="call", cause=error.cause, **_names(holding.claim))
             await self._give_back(holding)
-        except Exception:  # noqa: BLE001 - the loop's edge
-            # One call that cannot be worked on must not take the others along; its lease runs out by itself.
+        except Exception as error:  # noqa: BLE001 - the loop's edge
+            # One call that cannot be worked on must not take the others along.
             _log.exception("call_crashed", **_names(holding.claim))
+            await self._count_crash(holding.claim, error)
+
+    async def _count_crash(self, claim: Claim, error: Exception) -> None:
+        try:
+            await self.poison.count_crash(claim, error)
+        except StorageUnavailable as away:
+            _log.warning("storage_unavailable", where="count_crash", cause=away.cause, **_names(claim))
+        except Exception:  # noqa: BLE001 - the loop's edge, still: the lease runs out by itself
+            _log.exception("call_crashed", **_names(claim))
 
     def _tell_lost(self, claim: Claim) -> None:
         _log.warning("lease_lost", **_names(claim))

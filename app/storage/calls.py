@@ -8,10 +8,10 @@ from uuid import UUID
 
 from asyncpg import Record
 
-from app.domain import unwinding
+from app.domain import compensation, unwinding
 from app.domain.actions import Acting
 from app.domain.circuits import Place
-from app.domain.model import CallId, CallKind, EffectState, OrgName, OutgoingCall, Reversibility, Session, SessionId
+from app.domain.model import CallId, CallKind, Compensation, EffectState, OrgName, OutgoingCall, Reversibility, Session, SessionId
 from app.domain.outcomes import Reported
 from app.domain.turns import Queue
 from app.domain.unwinding import StackItem, Undoing
@@ -461,8 +461,16 @@ def _stack_item(row: Record) -> StackItem:
     if entry is None:
         raise AssertionError("joined to the undo stack")
     effect = effect_of(row)
-    newest = tool_of(effect.tool, row)
-    return StackItem(entry=entry, effect=effect, call=call_of(row), newest=newest.definition.compensation if newest else None)
+    return StackItem(entry=entry, effect=effect, call=call_of(row), newest=_newest_of(effect.tool, row))
+
+
+def _newest_of(name: str, row: Record) -> Compensation | None:
+    """Return the undo as it is registered now; a registration that cannot be read must not spoil what else is read with it."""
+    try:
+        newest = tool_of(name, row)
+    except (KeyError, TypeError, ValueError):
+        return compensation.UNREADABLE
+    return newest.definition.compensation if newest else None
 
 
 async def _lock_action(tx: Transaction, claim: Claim) -> LockedCall:

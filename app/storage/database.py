@@ -62,6 +62,10 @@ class StorageUnavailable(Unavailable):
         return "" if self.__cause__ is None else f"{type(self.__cause__).__name__}: {self.__cause__}"
 
 
+class MayNotPrune(Exception):
+    """The database's user is not let become the pruner."""
+
+
 class SchemaMissing(StorageUnavailable):
     """The database answers, but has not the schema that this code knows."""
 
@@ -117,6 +121,22 @@ class Database:
         """Begin as the dispatcher, who may see which calls are due and whose a key is in every org, and nothing else."""
         async with self._begun("READ COMMITTED", None) as connection:
             await connection.execute(BECOME_DISPATCHER_SQL)
+            yield connection
+
+    @asynccontextmanager
+    async def prune(self, org: OrgName | None) -> AsyncIterator[Connection]:
+        """Begin as the pruner, who alone may delete, and sees of one org when its sessions ended; without one, which orgs there are.
+
+        Raises:
+            MayNotPrune: the login user may not become the pruner. StorageUnavailable: no connection in time, or it broke.
+        """
+        async with self._begun("READ COMMITTED", org) as connection:
+            try:
+                await connection.execute(BECOME_PRUNER_SQL)
+            except asyncpg.InsufficientPrivilegeError as error:
+                raise MayNotPrune("the database's user may not prune: GRANT countermand_pruner TO it") from error
+            except asyncpg.InvalidParameterValueError as error:
+                raise _schema_missing() from error
             yield connection
 
     @asynccontextmanager
@@ -243,6 +263,10 @@ BECOME_DISPATCHER_SQL = """
 SET LOCAL ROLE countermand_dispatcher
 """
 
+BECOME_PRUNER_SQL = """
+SET LOCAL ROLE countermand_pruner
+"""
+
 REVISION_SQL = """
 SELECT version_num
 FROM alembic_version
@@ -259,6 +283,27 @@ async def read_revision(database: Database) -> str | None:
     try:
         async with database.outside_orgs() as connection:
             revision: str | None = await connection.fetchval(REVISION_SQL)
+    except SchemaMissing:
+        return None
+    return revision
+
+
+OLDEST_REVISION_SQL = """
+SELECT oldest_revision
+FROM schema_support
+LIMIT 1
+"""
+
+
+async def read_oldest_revision(database: Database) -> str | None:
+    """Return the oldest revision whose code the schema still serves, or None where it does not say so: it serves its own alone then.
+
+    Raises:
+        StorageUnavailable: the database cannot be reached.
+    """
+    try:
+        async with database.outside_orgs() as connection:
+            revision: str | None = await connection.fetchval(OLDEST_REVISION_SQL)
     except SchemaMissing:
         return None
     return revision

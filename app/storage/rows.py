@@ -88,7 +88,7 @@ def undo_entry_of(row: Record) -> UndoEntry | None:
         undo_id=UndoId(row["u_undo_id"]),
         stack_position=StepIndex(row["u_stack_position"]),
         state=UndoState(row["u_state"]),
-        compensation=compensation.read(row["u_compensation"]),
+        compensation=compensation.read_kept(row["u_compensation"]),
         by_hand=row["u_by_hand"],
         registered_at=row["u_registered_at"],
         compensated_at=row["u_compensated_at"],

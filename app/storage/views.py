@@ -51,10 +51,11 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """A session with all of its steps, by ascending step_index."""
+    """A session with all of its steps, by ascending step_index; `unreadable`: those whose rows are not such as this code knows."""
 
     session: Session
     steps: Sequence[StepView]
+    unreadable: Sequence[StepIndex] = ()
 
 
 SESSION_SQL = """
@@ -152,7 +153,13 @@ async def session_view(tx: Transaction, principal: Principal, session_id: Sessio
         NotFound: not there, or not the caller's to see.
     """
     found = await session(tx, principal, session_id)
-    return SessionView(session=found, steps=await _steps(tx, session_id, None))
+    steps, unreadable = [], []
+    for row in await _step_rows(tx, session_id, None):
+        try:
+            steps.append(_step_view(row))
+        except (KeyError, TypeError, ValueError):  # whoever has to look at the session has to see the rest of it
+            unreadable.append(StepIndex(row["e_step_index"]))
+    return SessionView(session=found, steps=steps, unreadable=unreadable)
 
 
 async def step_view(tx: Transaction, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:
@@ -162,25 +169,22 @@ async def step_view(tx: Transaction, principal: Principal, session_id: SessionId
         NotFound: not there, or not the caller's to see.
     """
     await session(tx, principal, session_id)
-    steps = await _steps(tx, session_id, step)
-    if not steps:
+    rows = await _step_rows(tx, session_id, step)
+    if not rows:
         raise NotFound("effect_not_found", f"session {session_id} has no step {step}", session_id=session_id, step_index=step)
-    return steps[0]
+    return _step_view(rows[0])
 
 
-async def _steps(tx: Transaction, session_id: SessionId, step: StepIndex | None) -> list[StepView]:
+async def _step_rows(tx: Transaction, session_id: SessionId, step: StepIndex | None) -> list[Record]:
     first, last = (1, MAX_STEP_INDEX) if step is None else (step, step)
     rows = await tx.connection.fetch(STEPS_SQL, tx.org, session_id, first, last, MAX_STEPS_SHOWN)
-    return [
-        StepView(
-            effect=effect_of(row),
-            approval=approval_of(row),
-            undo_entry=undo_entry_of(row),
-            call=call_of(row),
-            action=call_of(row, "x_"),
-        )
-        for row in reversed(rows)
-    ]
+    return list(reversed(rows))
+
+
+def _step_view(row: Record) -> StepView:
+    return StepView(
+        effect=effect_of(row), approval=approval_of(row), undo_entry=undo_entry_of(row), call=call_of(row), action=call_of(row, "x_")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,7 +317,8 @@ async def approvals(tx: Transaction, state: ApprovalState | None, after: Approva
 
 async def _approval_item(tx: Transaction, row: Record) -> ApprovalItem:
     place = ApprovalPlace(requested_at=row["requested_at"], session_id=row["session_id"], step_index=row["step_index"])
-    (step,) = await _steps(tx, place.session_id, place.step_index)
+    (step_row,) = await _step_rows(tx, place.session_id, place.step_index)
+    step = _step_view(step_row)
     tool = tool_of(step.effect.tool, row)
     action = tool.definition.action if tool else None
     return ApprovalItem(session_id=place.session_id, agent=row["agent"], action_url=action.url if action else None, step=step, place=place)

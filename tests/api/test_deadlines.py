@@ -16,10 +16,10 @@ from app.domain.draft import Draft, Surroundings
 from app.domain.model import HaltReason, SessionState
 from app.domain.outcomes import AGENT_TIMEOUT, time_out
 from app.engine.clock import SystemClock
-from app.engine.deadlines import SESSIONS_PER_SWEEP, Deadlines
+from app.engine.deadlines import SESSIONS_PER_SWEEP
 from tests.conftest import StartService
 from tests.domain.world import START, new_session
-from tests.factories import JsonObject, Service, do_step, owner_connection, undo_at
+from tests.factories import JsonObject, Service, deadlines_of, do_step, owner_connection, undo_at
 from tests.fakes import FakeEndpoint
 from tests.probes import fetch, rest, spoil
 
@@ -52,12 +52,6 @@ WHERE s.session_id = near.session_id
 def code(response: httpx.Response) -> tuple[int, str]:
     """Return status and code of a refusal."""
     return response.status_code, response.json()["code"]
-
-
-def deadlines_of(service: Service) -> Deadlines:
-    """Return a sweeper over the service's own parts, for a test to run by hand."""
-    engine = service.app.state.engine
-    return Deadlines(database=engine.database, forward=engine.forward, clock=SystemClock(), sweep_seconds=0.01)
 
 
 async def begin(service: Service, endpoint: FakeEndpoint, *names: str) -> None:
@@ -218,7 +212,8 @@ async def test_touch_moves_the_idle_deadline_and_nothing_else(services: StartSer
     (silent,) = await fetch(service.database_url, "SELECT active_at FROM sessions")
     touched = await service.agent.touch("s")
     assert touched.status_code == 200
-    assert touched.json() == {name: value for name, value in before.json().items() if name not in {"effects", "undo_stack"}}
+    steps = {"effects", "undo_stack", "unreadable_steps"}
+    assert touched.json() == {name: value for name, value in before.json().items() if name not in steps}
     after = await service.agent.get("/sessions/s")
     assert (after.text, after.headers["ETag"]) == (before.text, before.headers["ETag"])
     assert await service.operator.journal("s") == journal
@@ -273,8 +268,8 @@ async def test_session_stays_when_it_moves_between_the_sweeps_look_and_its_lock(
     assert endpoint.received == []
 
 
-async def test_others_fail_when_one_session_cannot_be_judged(services: StartService, endpoint: FakeEndpoint) -> None:
-    """A row that cannot be read stops neither the sweep nor the service."""
+async def test_session_fails_as_others_do_when_its_undo_cannot_be_read(services: StartService, endpoint: FakeEndpoint) -> None:
+    """A row that cannot be read stops neither the sweep nor the service, and its own session not before a person is called."""
     service = await services(**NEVER)
     await begin(service, endpoint, "a", "bad", "c")
     await fetch(service.database_url, LET_BE_SILENT_SQL, ["a", "bad", "c"])
@@ -282,8 +277,8 @@ async def test_others_fail_when_one_session_cannot_be_judged(services: StartServ
     await deadlines_of(service).sweep()
     for name in ("a", "c"):
         assert (await rest(service.agent, name))["state"] == "compensated"
-    (bad,) = await fetch(service.database_url, "SELECT state::text FROM sessions WHERE session_id = 'bad'")
-    assert bad["state"] == "active"
+    bad = await rest(service.agent, "bad")
+    assert (bad["state"], bad["halt_reason"]) == ("halted", "poison")
 
 
 async def test_a_herd_is_failed_in_several_sweeps(services: StartService) -> None:

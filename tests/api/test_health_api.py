@@ -1,6 +1,7 @@
 """Liveness and readiness: what is said when the database, its schema or the loop is not there."""
 
 import httpx
+import pytest
 
 from app.main import SCHEMA_REVISION, create_app
 from app.settings import Settings
@@ -33,6 +34,32 @@ async def test_service_is_not_ready_when_the_schema_is_another(service: Service)
     await fetch(service.database_url, "UPDATE alembic_version SET version_num = $1", SCHEMA_REVISION)
     again = await health(service, "/readyz")
     assert again.status_code == 200, again.text
+
+
+# A schema newer than the code: the oldest code that it serves -> what is said of it; None: the service is ready.
+NEWER: list[tuple[str, str | None]] = [
+    ("0001", None),
+    (SCHEMA_REVISION, None),
+    ("9998", f"schema revision is 9999, which serves code of revision 9998 and newer; this is {SCHEMA_REVISION}"),
+    ("9999", f"schema revision is 9999, which serves code of revision 9999 and newer; this is {SCHEMA_REVISION}"),
+]
+
+
+@pytest.mark.parametrize(("oldest", "said"), NEWER)
+async def test_service_is_ready_when_a_newer_schema_still_serves_it(service: Service, oldest: str, said: str | None) -> None:
+    """The schema goes first in an upgrade: replicas that are not replaced yet stay ready, unless it took something away from them."""
+    await fetch(service.database_url, "UPDATE alembic_version SET version_num = '9999'")
+    await fetch(service.database_url, "UPDATE schema_support SET oldest_revision = $1", oldest)
+    response = await health(service, "/readyz")
+    assert response.status_code == (200 if said is None else 503), response.text
+    assert said is None or said in response.json()["checks"]["database"]
+
+
+async def test_service_is_not_ready_when_a_newer_schema_does_not_say_what_it_serves(service: Service) -> None:
+    """Nobody assumes what is not said."""
+    await fetch(service.database_url, "UPDATE alembic_version SET version_num = '9999'")
+    await fetch(service.database_url, "DROP TABLE schema_support")
+    assert (await health(service, "/readyz")).status_code == 503
 
 
 async def test_service_is_not_ready_when_the_loop_is_stopped(service: Service) -> None:

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from app.engine.clock import SystemClock
-from app.engine.deadlines import Deadlines
 from tests.conftest import StartService
-from tests.factories import Client, JsonObject, Service, do_step, open_service, park, undo_at
+from tests.factories import Client, JsonObject, Service, deadlines_of, do_step, open_service, park, undo_at
 from tests.fakes import FakeEndpoint, Reply
 from tests.probes import fetch, rest
 
@@ -43,8 +41,7 @@ def code(response: httpx.Response) -> tuple[int, str]:
 
 async def sweep(service: Service) -> None:
     """Have every session judged that seems overdue, by the service's own parts."""
-    engine = service.app.state.engine
-    await Deadlines(database=engine.database, forward=engine.forward, clock=SystemClock(), sweep_seconds=1.0).sweep()
+    await deadlines_of(service).sweep()
 
 
 async def approve(service: Service, name: str) -> None:

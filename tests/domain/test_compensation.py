@@ -37,6 +37,7 @@ COMPENSATIONS = st.builds(
     unknown=st.none() | st.builds(UnknownVariant, args=ARGS, url=st.none() | TEXTS),
     on_unknown=st.sampled_from(OnUnknown),
     independent=st.booleans(),
+    settle_ms=st.integers(0, 86_400_000),
     retry=POLICIES,
 )
 WHOLE = compensation.write(Compensation(url="https://a.example/", args=b"{}"))
@@ -60,13 +61,25 @@ def test_write_is_stable_when_written_again_by_a_later_version() -> None:
     )
     assert compensation.write(descriptor) == (
         b'{"url":"https://a.example/u","args":{"b":1.50,"a":{"$ref":"result#/id"}},"description":"",'
-        b'"unknown":{"args":[],"url":null},"on_unknown":"compensate","independent":false,"max_retries":3,'
+        b'"unknown":{"args":[],"url":null},"on_unknown":"compensate","independent":false,"settle_ms":0,"max_retries":3,'
         b'"initial_interval_ms":100,"multiplier":1.5,"max_interval_ms":5000,"timeout_ms":10000,"deadline_ms":86400000,'
         b'"retry_on":[404,409],"compensated_on":[]}'
     )
 
 
-@pytest.mark.parametrize("name", json.loads(WHOLE))
+# Members that came later: rows that were kept before have none.
+LATER = {"settle_ms": 0}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_read_takes_the_default_when_the_row_is_older_than_the_member(name: str) -> None:
+    """What was registered before an upgrade is undone after it, as it was meant then."""
+    members: dict[str, Any] = json.loads(WHOLE)
+    del members[name]
+    assert getattr(compensation.read(json.dumps(members).encode()), name) == LATER[name]
+
+
+@pytest.mark.parametrize("name", [name for name in json.loads(WHOLE) if name not in LATER])
 def test_read_refuses_when_a_member_is_missing(name: str) -> None:
     """A spoilt row is found when it is read, not when half of it has been sent."""
     members: dict[str, Any] = json.loads(WHOLE)
@@ -84,6 +97,7 @@ def test_read_refuses_when_a_member_is_missing(name: str) -> None:
         ("retry_on", 404),
         ("retry_on", ["404"]),
         ("on_unknown", "hope"),
+        ("settle_ms", None),
     ],
 )
 def test_read_refuses_when_a_member_is_no_such_thing(name: str, value: object) -> None:
@@ -99,3 +113,12 @@ def test_read_refuses_when_the_text_is_no_object(text: bytes) -> None:
     """Whatever else stands in the column is an error of one row."""
     with pytest.raises((TypeError, ValueError)):
         compensation.read(text)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"", b"\xff", b"{}", WHOLE.replace(b'"max_retries":3', b'"max_retries":"3"')])
+def test_kept_text_is_said_to_be_unreadable_when_it_is_not_ours(text: bytes) -> None:
+    """One spoilt descriptor must not spoil what is read along with it; nothing could ever be sent for it."""
+    found = compensation.read_kept(text)
+    assert not found.is_readable
+    assert found.url.startswith("http://unreadable.invalid/")
+    assert compensation.read_kept(WHOLE) == compensation.read(WHOLE)

@@ -1,11 +1,13 @@
 """What one due undo does next, before and after each attempt, move by move. Must not test what an HTTP status means: see `test_retry`."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from app.domain import unwinding
+from app.domain.compensation import UNREADABLE
 from app.domain.model import (
     Compensation,
     EffectState,
@@ -178,6 +180,91 @@ def test_begin_halts_as_poison_when_attempts_never_end() -> None:
     work = sent_work(attempts=POISON_AFTER_INTERRUPTED, interrupted=POISON_AFTER_INTERRUPTED - 1)
     assert isinstance(unwinding.begin(draft, work), Rest)
     assert (draft.session.state, draft.session.halt_reason) == (SessionState.HALTED, HaltReason.POISON)
+
+
+@pytest.mark.parametrize("entry", [UndoState.PENDING, UndoState.RUNNING])
+def test_begin_halts_as_poison_when_the_descriptor_cannot_be_read(entry: UndoState) -> None:
+    """Nothing is sent for an undo of which nobody knows what it was to be; only one that was begun has failed."""
+    work = (due_work if entry is UndoState.PENDING else sent_work)(UNREADABLE)
+    draft = draft_of(SessionState.COMPENSATING)
+    assert isinstance(unwinding.begin(draft, work), Rest)
+    changes = draft.changes()
+    assert (changes.after.state, changes.after.halt_reason) == (SessionState.HALTED, HaltReason.POISON)
+    assert [change.after.state for change in changes.undo_entries] == ([] if entry is UndoState.PENDING else [UndoState.FAILED])
+    assert [change.after.due_at for change in changes.calls] == [None]
+
+
+def test_entry_above_is_done_when_the_one_below_cannot_be_read() -> None:
+    """What an endpoint has answered is written down before the next one is looked at."""
+    below = unwinding.StackItem(entry=new_entry(step=0, compensation=UNREADABLE), effect=new_effect(EffectState.COMMITTED, step=0))
+    draft = draft_of(SessionState.COMPENSATING)
+    assert isinstance(unwinding.record(draft, replace(sent_work(), below=below), DONE, 0.5), Rest)
+    changes = draft.changes()
+    assert [change.after.state for change in changes.undo_entries] == [UndoState.COMPENSATED]
+    assert (changes.after.state, changes.after.halt_reason) == (SessionState.HALTED, HaltReason.POISON)
+
+
+def test_begin_halts_as_poison_when_the_newest_registration_cannot_be_read() -> None:
+    """Where the tool's undo is registered now nobody knows, and the old place may be the wrong one; nothing is sent there."""
+    work = due_work()
+    draft = draft_of(SessionState.FAILED)
+    move = unwinding.begin(draft, replace(work, item=replace(work.item, newest=UNREADABLE)))
+    assert isinstance(move, Rest)
+    assert draft.session.halt_reason is HaltReason.POISON
+
+
+SETTLE_MS = 60_000
+# What is known of the call, whether its undo was sent before, seconds since the session failed -> seconds that it is waited for.
+SETTLES: list[tuple[EffectState, bool, float, float | None]] = [
+    (EffectState.UNKNOWN, False, 0, 60),
+    (EffectState.UNKNOWN, False, 59.999, 0.001),
+    (EffectState.UNKNOWN, False, 60, None),
+    (EffectState.UNKNOWN, False, 86_400 - 1, None),
+    (EffectState.UNKNOWN, True, 0, None),
+    (EffectState.COMMITTED, False, 0, None),
+]
+
+
+@pytest.mark.parametrize(("state", "was_sent", "seconds", "waits"), SETTLES)
+@pytest.mark.parametrize("session", [SessionState.FAILED, SessionState.COMPENSATING])
+def test_begin_waits_when_the_call_may_still_be_running(
+    session: SessionState, state: EffectState, was_sent: bool, seconds: float, waits: float | None
+) -> None:
+    """The undo of a call of unknown outcome is begun no sooner than its descriptor says, and has all of its own time after that."""
+    work = due_work(new_compensation(settle_ms=SETTLE_MS))
+    once = {"url": UNDO_URL, "body": b"{}", "outcome": Outcome.UNKNOWN, "attempts": 1, "first_sent_at": START}
+    sent: dict[str, Any] = once if was_sent else {}
+    work = replace(work, call=new_call(**sent), item=replace(work.item, effect=new_effect(state)))
+    draft = draft_of(session, seconds, failed_at=START)
+    move = unwinding.begin(draft, work)
+    if waits is None:
+        assert isinstance(move, Send)
+        return
+    assert isinstance(move, Wait)
+    assert move.seconds == pytest.approx(waits)
+    assert (move.call.due_at, move.call.attempts) == (START + timedelta(seconds=60), 0)
+    assert move.call.deadline_at == START + timedelta(seconds=60, milliseconds=RetryPolicy().deadline_ms)
+    assert (draft.session.state, draft.changes().entries, draft.changes().undo_entries) == (session, (), ())
+
+
+def test_next_entry_waits_when_its_call_may_still_be_running() -> None:
+    """Moving on within a session waits as well: entries further down come after it."""
+    entry = new_entry(step=0, compensation=new_compensation(settle_ms=SETTLE_MS))
+    below = unwinding.StackItem(entry=entry, effect=new_effect(EffectState.UNKNOWN, step=0))
+    draft = draft_of(SessionState.COMPENSATING, failed_at=START)
+    move = unwinding.record(draft, replace(sent_work(), below=below), DONE, 0.5)
+    assert isinstance(move, Wait)
+    assert (move.call.step_index, move.seconds) == (0, 60)
+
+
+def test_unwind_is_halted_when_an_operator_orders_it_before_the_call_has_settled() -> None:
+    """A late effect, or an order, is not waited for."""
+    work = due_work(new_compensation(settle_ms=SETTLE_MS))
+    work = replace(work, item=replace(work.item, effect=new_effect(EffectState.UNKNOWN)))
+    for mark, reason in (("late_effect", HaltReason.LATE_EFFECT), ("halt_ordered", HaltReason.OPERATOR)):
+        draft = draft_of(SessionState.COMPENSATING, failed_at=START, **{mark: True})
+        assert isinstance(unwinding.begin(draft, work), Rest)
+        assert draft.session.halt_reason is reason
 
 
 @pytest.mark.parametrize(("seconds", "is_over"), [(86_399.999, False), (86_400, True), (90_000, True)])

@@ -6,10 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.engine.clock import SystemClock
-from app.engine.deadlines import Deadlines
 from tests.conftest import StartService
-from tests.factories import JsonObject, Service, do_step, open_service, owner_connection, park, undo_at
+from tests.factories import JsonObject, Service, deadlines_of, do_step, open_service, owner_connection, park, undo_at
 from tests.fakes import FakeEndpoint, Mode, Reply
 from tests.faults.gates import wait_until
 from tests.probes import call_of, fetch, make_due, rest
@@ -462,8 +460,7 @@ LET_BE_OVER_SQL = "UPDATE sessions SET deadline_at = clock_timestamp()"
 
 async def sweep(service: Service) -> None:
     """Have every session judged that seems overdue, by the service's own parts."""
-    engine = service.app.state.engine
-    await Deadlines(database=engine.database, forward=engine.forward, clock=SystemClock(), sweep_seconds=1.0).sweep()
+    await deadlines_of(service).sweep()
 
 
 async def test_silence_is_no_end_while_an_action_runs(services: StartService, endpoint: FakeEndpoint) -> None:

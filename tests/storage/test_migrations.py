@@ -104,11 +104,11 @@ class Owned:
 
 @pytest.fixture
 def owned(cluster_url: str, template: str) -> Iterator[Owned]:
-    """Make a database and an owner for it who may make roles and nothing else; the two roles of the schema are there already."""
+    """Make a database and an owner for it who may make roles and nothing else; the roles of the schema are there already."""
     assert template, "the roles belong to the cluster"
     name = f"owned_{uuid4().hex}"
     asyncio.run(execute(cluster_url, f"CREATE ROLE {name} LOGIN CREATEROLE NOSUPERUSER NOBYPASSRLS"))
-    asyncio.run(execute(cluster_url, f"GRANT countermand_runtime, countermand_dispatcher TO {name} WITH ADMIN OPTION"))
+    asyncio.run(execute(cluster_url, f"GRANT countermand_runtime, countermand_dispatcher, countermand_pruner TO {name} WITH ADMIN OPTION"))
     asyncio.run(execute(cluster_url, f"CREATE DATABASE {name} OWNER {name}"))
     superuser_url = with_database(cluster_url, name)
     parts = urlsplit(superuser_url)

@@ -1,4 +1,4 @@
-"""One org never meets another's rows, the journal only grows, and the two roles may do what they must. Must not test the API's answers."""
+"""One org never meets another's rows, the journal only grows, and the roles may do what they must. Must not test the API's answers."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from app.domain.model import Reversibility, Role, StepIndex
+from app.domain.model import Reversibility, Role, SessionState, StepIndex
 from app.domain.tools import Definition, Tool
 from app.storage import answers, circuits, pauses, tools
 from app.storage.answers import RepeatableRequest
@@ -19,6 +19,7 @@ TABLES = (
     "orgs", "keys", "sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal", "tools", "remembered_answers",
     "circuits", "pauses",
 )  # fmt: skip
+OF_NO_ORG = {"alembic_version", "schema_support"}
 OTHER_SESSION = "run-2"
 DESTINATION = "ledger.example:443"
 # What a tenant may not do to the other's rows: each must be refused, or meet no row.
@@ -32,7 +33,7 @@ UPDATES = {
     "circuits": "last_error = 'x'",
 }
 # What a tenant takes away of its own, and never of the other's.
-DELETABLE = ("circuits", "pauses")
+HOLDS = ("circuits", "pauses")
 MISTAKES = (asyncpg.UndefinedObjectError, asyncpg.CheckViolationError)
 
 
@@ -66,8 +67,8 @@ async def test_tables_are_under_forced_row_security_when_they_hold_rows_of_orgs(
             "SELECT relname, relrowsecurity AND relforcerowsecurity AS is_forced FROM pg_class "
             "WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
         )
-    assert {row["relname"] for row in rows} == {*TABLES, "alembic_version"}
-    assert {row["relname"] for row in rows if not row["is_forced"]} == {"alembic_version"}
+    assert {row["relname"] for row in rows} == {*TABLES, *OF_NO_ORG}
+    assert {row["relname"] for row in rows if not row["is_forced"]} == OF_NO_ORG
 
 
 async def test_org_sees_and_changes_only_its_own_rows_when_it_names_anothers(database: Database, database_url: str) -> None:
@@ -82,7 +83,7 @@ async def test_org_sees_and_changes_only_its_own_rows_when_it_names_anothers(dat
         if table in UPDATES:
             async with database.transaction(ACME) as tx:
                 assert await tx.connection.execute(f"UPDATE {table} SET {UPDATES[table]} WHERE org = 'beta'") == "UPDATE 0"
-        if table in DELETABLE:
+        if table in HOLDS:
             async with database.transaction(ACME) as tx:
                 assert await tx.connection.execute(f"DELETE FROM {table} WHERE org = 'beta'") == "DELETE 0"
         copied = f"SELECT (r).* FROM (SELECT jsonb_populate_record(t, '{FOREIGN}') AS r FROM {table} AS t) AS s"
@@ -101,7 +102,7 @@ async def run_as(database: Database, statement: str, org: Any = ACME) -> None:
         await tx.connection.execute(statement)
 
 
-async def check_refused(attempt: Awaitable[None], reason: str) -> None:
+async def check_refused(attempt: Awaitable[object], reason: str) -> None:
     """Assert that the database refuses an attempt for want of a privilege."""
     with pytest.raises((asyncpg.InsufficientPrivilegeError, StorageUnavailable)) as refused:
         await attempt
@@ -178,6 +179,7 @@ DISPATCHER_COLUMNS = {
 }
 RUNTIME_TABLES = {
     "alembic_version": {"SELECT"},
+    "schema_support": {"SELECT"},
     "orgs": {"SELECT", "INSERT"},
     "keys": {"SELECT", "INSERT"},
     "sessions": {"SELECT", "INSERT", "UPDATE"},
@@ -202,6 +204,17 @@ RUNTIME_UPDATES = {
         )
     ),
 }  # fmt: skip
+PRUNER_TABLES = {"orgs": {"SELECT"}, "sessions": {"DELETE"}, "journal": {"DELETE"}}
+PRUNER_COLUMNS = {
+    *(("orgs", column, "SELECT") for column in ("org", "created_at")),
+    *(
+        ("sessions", column, "SELECT")
+        for column in ("org", "session_id", "state", "clean", "last_step", "created_at", "active_at")
+    ),
+    ("sessions", "org", "UPDATE"),
+    *(("remembered_answers", column, "SELECT") for column in ("org", "session_id", "answered_at")),
+    *(("journal", column, "SELECT") for column in ("org", "session_id")),
+}  # fmt: skip
 COLUMN_PRIVILEGES_SQL = """
 SELECT c.relname AS table_name, a.attname AS column_name, p.privilege
 FROM pg_class AS c
@@ -218,17 +231,21 @@ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p') AND ha
 
 
 async def test_roles_hold_the_privileges_they_need_and_no_others(database_url: str) -> None:
-    """Nothing is deleted but what holds calls; the dispatcher sees when calls are due and whose keys are, and no payload of anyone."""
+    """Only the pruner deletes what happened, nobody truncates; the dispatcher sees when calls are due and whose keys are; no payloads."""
     async with owner_connection(database_url) as connection:
         columns = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_dispatcher")
         tables = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_runtime")
         dispatchers = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_dispatcher")
         runtime = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_runtime")
+        pruner_columns = await connection.fetch(COLUMN_PRIVILEGES_SQL, "countermand_pruner")
+        pruner_tables = await connection.fetch(TABLE_PRIVILEGES_SQL, "countermand_pruner")
     assert {tuple(row.values()) for row in columns} == DISPATCHER_COLUMNS
-    assert {row["table_name"] for row in dispatchers if row["privilege"] == "DELETE"} == set(DELETABLE)
-    assert {(row["table_name"], row["privilege"]) for row in tables} == {
-        (table, privilege) for table, privileges in RUNTIME_TABLES.items() for privilege in privileges
-    }
+    assert {row["table_name"] for row in dispatchers if row["privilege"] == "DELETE"} == set(HOLDS)
+    assert {tuple(row.values()) for row in pruner_columns} == PRUNER_COLUMNS
+    for found, expected in ((tables, RUNTIME_TABLES), (pruner_tables, PRUNER_TABLES)):
+        assert {(row["table_name"], row["privilege"]) for row in found} == {
+            (table, privilege) for table, privileges in expected.items() for privilege in privileges
+        }
     updates = {(row["table_name"], row["column_name"]) for row in runtime if row["privilege"] == "UPDATE"}
     assert {(table, column) for table, column in updates if "UPDATE" not in RUNTIME_TABLES[table]} == RUNTIME_UPDATES
 
@@ -333,3 +350,99 @@ async def test_journal_lets_contents_go_when_they_are_erased(database: Database,
         assert await owner.fetch("SELECT org, seq, kind, body, hash FROM journal ORDER BY org, session_id, seq") == kept
         with pytest.raises(asyncpg.RestrictViolationError):
             await owner.execute("UPDATE journal SET content = '{}'")
+
+
+async def prune(database: Database, statement: str, org: Any = ACME) -> str:
+    """Run one statement as the pruner and return what became of it."""
+    async with database.prune(org) as connection:
+        return str(await connection.execute(statement))
+
+
+async def end(database_url: str, session_id: str, state: str, *, clean: bool = True) -> None:
+    """Let a session of the first org have come to an end, by the owner's hand."""
+    sql = "UPDATE sessions SET state = $2, clean = $3, halted_at = now(), halt_reason = $4 WHERE org = 'acme' AND session_id = $1"
+    async with owner_connection(database_url) as owner:
+        await owner.execute(sql, session_id, state, clean, None if state in {"completed", "active", "awaiting_approval"} else "operator")
+
+
+async def is_let_go(database: Database, session_id: str) -> bool:
+    """Tell whether the pruner could delete a session; it stays."""
+    try:
+        await prune(database, f"SAVEPOINT before; DELETE FROM sessions WHERE session_id = '{session_id}'; ROLLBACK TO SAVEPOINT before")
+    except asyncpg.RestrictViolationError:
+        return False
+    return True
+
+
+# Every state, and whether a session in it may be deleted where it is clean, and where it is not.
+DELETABLE = dict.fromkeys(SessionState, (False, False)) | {
+    SessionState.COMPLETED: (True, True),
+    SessionState.COMPENSATED: (True, False),
+}
+
+
+async def test_session_is_deleted_when_it_is_the_pruners_and_has_ended_well(database: Database, database_url: str) -> None:
+    """Whatever the program asks, the database lets go only what no person may still have to look at; everything of it goes along."""
+    await fill(database, database_url)
+    other = await rows_of(database_url, BETA)
+    for state, expected in DELETABLE.items():
+        for is_clean, may_go in zip((True, False), expected, strict=True):
+            await end(database_url, RUN, state, clean=is_clean)
+            assert await is_let_go(database, RUN) is may_go, (state, is_clean)
+    await end(database_url, RUN, "completed")
+    async with owner_connection(database_url) as owner:
+        with pytest.raises(asyncpg.RestrictViolationError):
+            await owner.execute("DELETE FROM sessions WHERE org = 'acme' AND session_id = 'run-1'")
+    await check_refused(run_as(database, "DELETE FROM sessions"), "permission denied")
+    assert await prune(database, "DELETE FROM sessions WHERE session_id = 'run-1'") == "DELETE 1"
+    left = await rows_of(database_url, ACME)
+    of_a_session = {table: [row for row in rows if RUN in row] for table, rows in left.items() if table != "journal"}
+    assert not any(of_a_session.values())
+    assert left["sessions"], "the other one is there"
+    assert await rows_of(database_url, BETA) == other
+
+
+async def test_journal_goes_when_its_session_is_gone(database: Database, database_url: str) -> None:
+    """Before that nobody deletes an entry; afterwards only the pruner does, and no table of its own making stands for the sessions."""
+    await fill(database, database_url)
+    entries = f"DELETE FROM journal WHERE session_id = '{RUN}'"
+    with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
+        await prune(database, entries)
+    with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
+        await prune(database, f"CREATE TEMP TABLE sessions (org text, session_id text); {entries}")
+    await end(database_url, RUN, "completed")
+    await prune(database, f"DELETE FROM sessions WHERE session_id = '{RUN}'")
+    async with owner_connection(database_url) as owner:
+        with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
+            await owner.execute(f"{entries} AND org = 'acme'")
+    await check_refused(run_as(database, entries), "permission denied")
+    count = len([row for row in (await rows_of(database_url, ACME))["journal"] if RUN in row])
+    assert count > 0
+    assert await prune(database, entries) == f"DELETE {count}"
+    assert await prune(database, "DELETE FROM journal WHERE org = 'beta'") == "DELETE 0"
+
+
+async def test_pruner_is_refused_when_it_does_more_than_delete(database: Database, database_url: str) -> None:
+    """The one role that may delete reads nothing that a session did, changes nothing, and meets one org at a time."""
+    await fill(database, database_url)
+    async with database.prune(ACME) as connection:
+        assert {row["org"] for row in await connection.fetch("SELECT org FROM sessions")} == {ACME}
+    async with database.prune(None) as connection:
+        assert {row["org"] for row in await connection.fetch("SELECT org FROM orgs")} == {ACME, BETA}
+    for statement in (
+        "SELECT metadata FROM sessions",
+        "SELECT payload FROM effect_log",
+        "SELECT body FROM journal",
+        "SELECT body FROM remembered_answers",
+        "SELECT secret_sha256 FROM keys",
+        "UPDATE sessions SET state = 'completed'",
+        "UPDATE sessions SET active_at = now() - interval '1 year'",
+        "UPDATE journal SET content = NULL",
+        "DELETE FROM effect_log",
+        "DELETE FROM keys",
+        "TRUNCATE journal",
+    ):
+        await check_refused(prune(database, statement), "permission denied")
+    await check_refused(prune(database, "UPDATE sessions SET org = 'beta'"), "row-level security")
+    with pytest.raises(MISTAKES):
+        await prune(database, "SELECT org FROM sessions", None)

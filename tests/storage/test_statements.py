@@ -3,7 +3,8 @@
 import importlib
 import json
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from app.storage.database import Connection, Database
 from tests.factories import owner_connection
 from tests.storage.acts import ACME
 
-# Statements that run as the dispatcher, over all orgs; all others run as the runtime role, within one.
+# Statements that run as the dispatcher, over all orgs, or as the pruner; all others run as the runtime role, within one org.
 DISPATCHERS = {
     "LOOK_SQL",
     "PICK_DUE_SQL",
@@ -33,8 +34,23 @@ DISPATCHERS = {
     "OPEN_CALLS_SQL",
     "FIRST_EXPIRY_SQL",
 }
+PRUNERS = {"ORGS_SQL", "PRUNABLE_SQL", "DELETE_SESSIONS_SQL", "DELETE_JOURNAL_SQL", "COUNT_PAST_SQL"}
 # Not a query: nothing to explain.
-UTILITY = {"BECOME_DISPATCHER_SQL"}
+UTILITY = {"BECOME_DISPATCHER_SQL", "BECOME_PRUNER_SQL"}
+
+
+@asynccontextmanager
+async def as_its_role(database: Database, name: str) -> AsyncIterator[Connection]:
+    """Begin a transaction as the role that a statement is run by."""
+    if name in DISPATCHERS:
+        async with database.dispatch() as connection:
+            yield connection
+    elif name in PRUNERS:
+        async with database.prune(ACME) as connection:
+            yield connection
+    else:
+        async with database.transaction(ACME) as tx:
+            yield tx.connection
 
 
 def statements() -> dict[str, str]:
@@ -49,26 +65,21 @@ def statements() -> dict[str, str]:
 def test_statements_are_found_when_storage_is_searched() -> None:
     """The search sees what is there: an empty search would let every test below pass."""
     assert len(statements()) >= 15
-    assert statements().keys() >= DISPATCHERS | UTILITY
+    assert statements().keys() >= DISPATCHERS | PRUNERS | UTILITY
 
 
 @pytest.mark.parametrize("name", sorted(statements()))
 async def test_statement_is_prepared_and_allowed_when_its_role_runs_it(database: Database, name: str) -> None:
     """A wrong column, type or privilege is found here and not by a caller; EXPLAIN asks for the privileges without running anything."""
-    text = statements()[name]
-    if name in DISPATCHERS:
-        async with database.dispatch() as connection:
-            await check(connection, text)
-        return
-    async with database.transaction(ACME) as tx:
-        if name in UTILITY:
-            await tx.connection.execute(text)
-            return
-        await check(tx.connection, text)
+    async with as_its_role(database, name) as connection:
+        await check(connection, name, statements()[name])
 
 
-async def check(connection: Connection, text: str) -> None:
+async def check(connection: Connection, name: str, text: str) -> None:
     """Prepare a statement, and explain it with NULL for every parameter."""
+    if name in UTILITY:
+        await connection.execute(text)
+        return
     prepared = await connection.prepare(text)
     await connection.fetch(f"EXPLAIN {text}", *(None for _ in prepared.get_parameters()))
 
@@ -183,6 +194,16 @@ HOT: dict[str, tuple[str, set[str]]] = {
     "GIVE_BACK_SQL": (f"{RUN_7}, 'worker-1', '%call%', 1", {"outgoing_calls_pkey", "outgoing_calls_by_step"}),
     "READ_JOURNAL_SQL": (f"{RUN_7}, 1, 500", {"journal_pkey"}),
     "SESSION_SQL": (RUN_7, {"sessions_pkey"}),
+    "COUNT_CRASH_SQL": (f"{RUN_7}, '%call%', 1, 'it broke', 60", {"outgoing_calls_pkey"}),
+    "OPEN_STEPS_SQL": (
+        f"{RUN_7}, '{{executing}}'",
+        {"effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey", "effect_log_by_request_key", "outgoing_calls_by_step"},
+    ),
+    "PUT_DOWN_SQL": (
+        f"{RUN_7}, '{{3}}', '{{executing}}', '{{unknown}}', '{{unknown}}'",
+        {"effect_log_pkey", "undo_stack_pkey", "approvals_pkey", "outgoing_calls_pkey", "outgoing_calls_by_step", "outgoing_calls_due"},
+    ),
+    "PRUNABLE_SQL": ("'acme', 30, 100", {"sessions_prunable", "remembered_answers_pkey"}),
     "STEPS_SQL": (
         f"{RUN_7}, 3, 3, 100",
         {"effect_log_pkey", "approvals_pkey", "undo_stack_pkey", "outgoing_calls_by_step"},
@@ -265,12 +286,8 @@ async def test_hot_statements_use_their_indexes_when_the_tables_are_big(database
         modes = ["force_custom_plan"] if name in PLANNED_FOR_VALUES_ONLY else ["force_custom_plan", "force_generic_plan"]
         for mode in modes:
             filled = values.replace("%call%", call_id)
-            if name in DISPATCHERS:
-                async with database.dispatch() as connection:
-                    plan = await explain(connection, name, filled, mode)
-            else:
-                async with database.transaction(ACME) as tx:
-                    plan = await explain(tx.connection, name, filled, mode)
+            async with as_its_role(database, name) as connection:
+                plan = await explain(connection, name, filled, mode)
             used = set(scans(plan))
             assert not {table for table, how in used if how == "Seq Scan"} & BIG_TABLES, f"{name}, {mode}: {used}"
             assert {how for _, how in used if how != "Seq Scan"} <= indexes, f"{name}, {mode}: {used}"

@@ -1,0 +1,721 @@
+-- What the code of one revision asks the database: `make schema` rewrites the newest file, the older ones stay as they are.
+
+-- ADD_TOOL_SQL
+INSERT INTO tools (org, name, version, definition, is_deleted, created_by)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (org, name, version) DO NOTHING
+RETURNING created_at;
+
+-- APPROVALS_SQL
+WITH page AS MATERIALIZED (
+  (
+    SELECT session_id, step_index, requested_at
+    FROM approvals
+    WHERE $2::text IN ('pending', 'approved')
+      AND org = $1
+      AND state IN ('pending', 'approved')
+      AND state = $2::approval_state
+      AND expires_at > clock_timestamp()
+      AND ($3::timestamptz IS NULL OR (requested_at, session_id, step_index) > ($3, $4, $5::bigint))
+    ORDER BY requested_at, session_id, step_index
+    LIMIT $6
+  )
+  UNION ALL
+  (
+    SELECT session_id, step_index, requested_at
+    FROM approvals
+    WHERE ($2::text IS NULL OR $2::text NOT IN ('pending', 'approved'))
+      AND org = $1
+      AND ($2::text IS NULL OR state = $2::approval_state)
+      AND ($3::timestamptz IS NULL OR (requested_at, session_id, step_index) > ($3, $4, $5::bigint))
+    ORDER BY requested_at, session_id, step_index
+    LIMIT $6
+  )
+)
+SELECT p.session_id, p.step_index, p.requested_at, s.agent, t.version AS t_version, t.definition AS t_definition
+FROM page AS p
+CROSS JOIN LATERAL (
+  SELECT agent
+  FROM sessions
+  WHERE org = $1 AND session_id = p.session_id
+  LIMIT 1
+) AS s
+CROSS JOIN LATERAL (
+  SELECT tool, tool_version
+  FROM effect_log
+  WHERE org = $1 AND session_id = p.session_id AND step_index = p.step_index
+  LIMIT 1
+) AS e
+LEFT JOIN LATERAL (
+  SELECT version, definition
+  FROM tools
+  WHERE org = $1 AND name = e.tool AND version = e.tool_version
+  LIMIT 1
+) AS t ON true
+ORDER BY p.requested_at, p.session_id, p.step_index
+LIMIT $6;
+
+-- APPROVED_SQL
+SELECT
+  j.seq, j.kind::text, j.step, j.actor, j.at, j.body, j.content, j.prev_hash, j.hash,
+  coalesce(successor.prev_hash, s.journal_hash) AS linked_by
+FROM journal AS j
+JOIN sessions AS s ON s.org = j.org AND s.session_id = j.session_id
+LEFT JOIN LATERAL (
+  SELECT prev_hash
+  FROM journal
+  WHERE org = $1 AND session_id = $2 AND seq = j.seq + 1
+  LIMIT 1
+) AS successor ON true
+WHERE j.org = $1 AND j.session_id = $2 AND j.step = $3 AND j.kind = 'APPROVED'
+LIMIT 1;
+
+-- BECOME_DISPATCHER_SQL
+SET LOCAL ROLE countermand_dispatcher;
+
+-- CLAIM_SQL
+WITH due AS (
+  SELECT org, session_id, call_id
+  FROM outgoing_calls
+  WHERE due_at <= statement_timestamp()
+    AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+    AND destination <> ALL ($1::text[])
+  ORDER BY due_at
+  LIMIT $2
+  FOR UPDATE SKIP LOCKED
+)
+UPDATE outgoing_calls AS o
+SET leased_by = $3, leased_until = clock_timestamp() + make_interval(secs => $4), epoch = o.epoch + 1
+FROM due
+WHERE o.org = due.org AND o.session_id = due.session_id AND o.call_id = due.call_id
+RETURNING o.org, o.session_id, o.call_id, o.kind::text, o.destination, o.epoch;
+
+-- CREATE_KEY_SQL
+WITH tenant AS (
+  INSERT INTO orgs (org) VALUES ($1) ON CONFLICT (org) DO NOTHING
+)
+INSERT INTO keys (org, key_id, secret_sha256, role, subject)
+VALUES ($1, $2, $3, $4::text::key_role, $5)
+RETURNING key_id;
+
+-- DECISIONS_SQL
+SELECT seq, kind::text, step, actor, at, body, content, prev_hash, hash
+FROM journal
+WHERE org = $1 AND session_id = $2
+  AND (
+    kind = ANY ($3::entry_kind[])
+    OR (kind IN ('SKIPPED', 'COMPENSATED') AND actor <> 'orchestrator' AND actor NOT LIKE 'agent:%')
+  )
+ORDER BY seq DESC
+LIMIT $4;
+
+-- FIND_ANSWER_SQL
+SELECT request_sha256, status, body
+FROM remembered_answers
+WHERE org = $1 AND session_id = $2 AND subject = $3 AND request = $4 AND request_key = $5
+LIMIT 1;
+
+-- FIND_KEY_SQL
+SELECT org, key_id, secret_sha256, role::text, subject
+FROM keys
+WHERE key_id = $1 AND revoked_at IS NULL
+LIMIT 1;
+
+-- FIRST_EXPIRY_SQL
+SELECT extract(epoch FROM expires_at - statement_timestamp())::float8 AS seconds
+FROM approvals
+WHERE state IN ('pending', 'approved')
+ORDER BY expires_at
+LIMIT 1;
+
+-- GIVE_BACK_SQL
+UPDATE outgoing_calls
+SET leased_by = NULL, leased_until = NULL
+WHERE org = $1 AND session_id = $2 AND leased_by = $3 AND ((call_id = $4 AND epoch = $5) OR epoch = 0)
+RETURNING call_id;
+
+-- HALTED_SQL
+SELECT
+  session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+  failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at,
+  extract(epoch FROM clock_timestamp() - halted_at)::bigint AS age_seconds
+FROM sessions
+WHERE org = $1
+  AND state = 'halted'
+  AND ($2::text IS NULL OR halt_reason = $2::halt_reason)
+  AND ($3::timestamptz IS NULL OR (halted_at, session_id) > ($3, $4))
+ORDER BY halted_at, session_id
+LIMIT $5;
+
+-- HALT_COUNTS_SQL
+SELECT
+  halt_reason::text, count(*) AS count, min(halted_at) AS oldest_halted_at,
+  extract(epoch FROM clock_timestamp() - min(halted_at))::bigint AS oldest_age_seconds
+FROM sessions
+WHERE org = $1 AND state = 'halted'
+GROUP BY halt_reason
+ORDER BY min(halted_at)
+LIMIT 100;
+
+-- KEEP_ANSWER_SQL
+INSERT INTO remembered_answers (org, session_id, subject, request, request_key, request_sha256, status, body)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+RETURNING request_key;
+
+-- LIST_TOOLS_SQL
+SELECT newest.name, newest.version, newest.definition, newest.is_deleted, newest.created_by, newest.created_at
+FROM (
+  SELECT DISTINCT ON (name) name, version, definition, is_deleted, created_by, created_at
+  FROM tools
+  WHERE org = $1 AND ($2::text IS NULL OR name > $2)
+  ORDER BY name, version DESC
+) AS newest
+WHERE NOT newest.is_deleted
+ORDER BY newest.name
+LIMIT $3;
+
+-- LOCK_CALLS_SQL
+SELECT
+  call_id AS c_call_id, kind::text AS c_kind, step_index AS c_step_index, destination AS c_destination, url AS c_url, body AS c_body,
+  outcome::text AS c_outcome, attempts AS c_attempts, failures AS c_failures, interrupted AS c_interrupted, polls AS c_polls,
+  is_attempt_open AS c_is_attempt_open, may_be_processing AS c_may_be_processing, poll_url AS c_poll_url,
+  last_status AS c_last_status, last_error AS c_last_error, due_at AS c_due_at, first_sent_at AS c_first_sent_at,
+  deadline_at AS c_deadline_at, epoch AS c_epoch
+FROM outgoing_calls
+WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL OR call_id = ANY ($3::uuid[]))
+ORDER BY call_id
+FOR NO KEY UPDATE;
+
+-- LOCK_CALL_SQL
+WITH locked AS MATERIALIZED (
+  SELECT
+    session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds,
+    deadline_at, failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash,
+    journal_at
+  FROM sessions
+  WHERE org = $1 AND session_id = $2
+  FOR NO KEY UPDATE
+),
+called AS MATERIALIZED (
+  SELECT step_index
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND call_id BETWEEN $3 AND $3
+  ORDER BY call_id
+  LIMIT 1
+),
+below AS MATERIALIZED (
+  SELECT stack_position
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND state = 'pending' AND stack_position < (SELECT step_index FROM called)
+  ORDER BY stack_position DESC
+  LIMIT 1
+),
+places AS MATERIALIZED (
+  SELECT step_index AS stack_position FROM called
+  UNION ALL
+  SELECT stack_position FROM below
+)
+SELECT
+  l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
+  l.deadline_at, l.failed_at, l.halted_at, l.halt_ordered, l.created_at, l.updated_at, l.active_at, l.version, l.revision,
+  l.journal_seq, l.journal_hash, l.journal_at,
+  clock_timestamp() AS now, seen.revision AS seen_revision,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
+  e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
+  e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
+  e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
+  e.version AS e_version,
+  u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  c.call_id AS c_call_id, c.kind AS c_kind, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
+  c.outcome AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
+  c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
+  c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
+  c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
+  t.version AS t_version, t.definition AS t_definition,
+  CASE
+    WHEN EXISTS (SELECT FROM below) THEN EXISTS (
+      SELECT FROM undo_stack AS f
+      WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed'
+        AND f.stack_position > (SELECT stack_position FROM below) AND f.stack_position < (SELECT step_index FROM called)
+    )
+    ELSE EXISTS (SELECT FROM undo_stack AS f WHERE f.org = $1 AND f.session_id = $2 AND f.state = 'failed')
+  END AS has_failed_entries
+FROM locked AS l
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+CROSS JOIN places AS p
+CROSS JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = p.stack_position
+  LIMIT 1
+) AS u
+CROSS JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = p.stack_position
+  LIMIT 1
+) AS e
+LEFT JOIN LATERAL (
+  SELECT
+    call_id, kind::text, step_index, destination, url, body, outcome::text, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND call_id BETWEEN u.undo_id AND u.undo_id
+  ORDER BY call_id
+  LIMIT 1
+) AS c ON true
+LEFT JOIN LATERAL (
+  SELECT version, definition, is_deleted
+  FROM tools
+  WHERE org = $1 AND name = e.tool AND e.tool_version IS NOT NULL
+  ORDER BY version DESC
+  LIMIT 1
+) AS t ON NOT t.is_deleted
+ORDER BY u.stack_position DESC
+LIMIT 2;
+
+-- LOCK_SESSION_SQL
+SELECT revision
+FROM sessions
+WHERE org = $1 AND session_id = $2
+FOR NO KEY UPDATE;
+
+-- LOCK_SQL
+WITH locked AS MATERIALIZED (
+  SELECT
+    session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds,
+    deadline_at, failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash,
+    journal_at
+  FROM sessions
+  WHERE org = $1 AND session_id = $2
+  FOR NO KEY UPDATE
+)
+SELECT
+  l.session_id, l.owner, l.agent, l.metadata, l.state, l.halt_reason, l.clean, l.pivoted, l.late_effect, l.last_step, l.idle_seconds,
+  l.deadline_at, l.failed_at, l.halted_at, l.halt_ordered, l.created_at, l.updated_at, l.active_at, l.version, l.revision,
+  l.journal_seq, l.journal_hash, l.journal_at,
+  clock_timestamp() AS now, seen.revision AS seen_revision,
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
+  e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
+  e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
+  e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
+  e.version AS e_version,
+  u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  a.state::text AS a_state, a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at,
+  a.ttl_seconds AS a_ttl_seconds, a.decided_at AS a_decided_at, a.decided_by AS a_decided_by,
+  a.claimed_approver AS a_claimed_approver, a.reason AS a_reason, a.is_continued AS a_is_continued,
+  a.released_at AS a_released_at, a.released_to AS a_released_to, a.release_key AS a_release_key,
+  t.version AS t_version, t.definition AS t_definition
+FROM locked AS l
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+LEFT JOIN LATERAL (
+  SELECT step_index FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = $3
+  UNION
+  SELECT step_index FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND request_key = $4
+  UNION
+  SELECT step_index FROM effect_log
+  WHERE $5 AND org = $1 AND session_id = $2 AND state IN ('executing', 'unknown', 'awaiting_approval', 'approved')
+  UNION
+  (
+    SELECT stack_position FROM undo_stack
+    WHERE $6 AND org = $1 AND session_id = $2 AND state = 'pending'
+    ORDER BY stack_position DESC
+    LIMIT 2
+  )
+  UNION
+  SELECT stack_position FROM undo_stack
+  WHERE $7 AND org = $1 AND session_id = $2 AND state = 'pending'
+  UNION
+  SELECT stack_position FROM undo_stack
+  WHERE $10 AND org = $1 AND session_id = $2 AND state = 'failed'
+  UNION
+  SELECT step_index FROM effect_log
+  WHERE $8 AND org = $1 AND session_id = $2 AND reversibility = 'irreversible'
+) AS wanted ON true
+LEFT JOIN LATERAL (
+  SELECT
+    step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM effect_log
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS e ON true
+LEFT JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = wanted.step_index
+  LIMIT 1
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT
+    state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver, reason, is_continued,
+    released_at, released_to, release_key
+  FROM approvals
+  WHERE org = $1 AND session_id = $2 AND step_index = wanted.step_index
+  LIMIT 1
+) AS a ON true
+LEFT JOIN LATERAL (
+  SELECT version, definition, is_deleted
+  FROM tools
+  WHERE org = $1 AND name = $9
+  ORDER BY version DESC
+  LIMIT 1
+) AS t ON NOT t.is_deleted
+ORDER BY e.step_index;
+
+-- NEWEST_TOOL_SQL
+SELECT name, version, definition, is_deleted, created_by, created_at
+FROM tools
+WHERE org = $1 AND name = $2 AND ($3::integer IS NULL OR version = $3)
+ORDER BY version DESC
+LIMIT 1;
+
+-- NOW_SQL
+SELECT clock_timestamp();
+
+-- OPEN_CALLS_SQL
+WITH held AS (
+  SELECT
+    destination,
+    count(*) FILTER (
+      WHERE due_at <= statement_timestamp() AND (leased_until IS NULL OR leased_until <= statement_timestamp())
+    ) AS due,
+    count(*) FILTER (WHERE leased_until > statement_timestamp()) AS in_flight
+  FROM outgoing_calls
+  WHERE due_at IS NOT NULL
+  GROUP BY destination
+),
+ranked AS (
+  SELECT destination, due, in_flight, row_number() OVER (ORDER BY due + in_flight DESC, destination) AS place
+  FROM held
+  WHERE due + in_flight > 0
+)
+SELECT CASE WHEN place <= $1 THEN destination ELSE $2 END AS destination, sum(due)::bigint AS due, sum(in_flight)::bigint AS in_flight
+FROM ranked
+GROUP BY 1;
+
+-- OPEN_SESSIONS_SQL
+SELECT
+  state::text,
+  count(*) AS sessions,
+  extract(epoch FROM statement_timestamp() - min(
+    CASE
+      WHEN state = 'halted' THEN halted_at
+      WHEN state IN ('failed', 'compensating') THEN coalesce(failed_at, created_at)
+      ELSE created_at
+    END
+  ))::float8 AS oldest_seconds
+FROM sessions
+WHERE state IN ('active', 'awaiting_approval', 'failed', 'compensating', 'halted')
+GROUP BY state;
+
+-- OPEN_SQL
+INSERT INTO sessions (
+  org, session_id, owner, agent, metadata, state, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+  halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash
+)
+SELECT $1, $2, $3, $4, $5, 'active', true, false, false, 0, $6, $7, false, moment, moment, moment, 0, 0, 0, $8
+FROM clock_timestamp() AS moment
+ON CONFLICT (org, session_id) DO NOTHING
+RETURNING session_id;
+
+-- OVERDUE_SQL
+(
+  SELECT org, session_id
+  FROM sessions
+  WHERE state = 'active'
+    AND (active_at + make_interval(secs => idle_seconds) <= clock_timestamp() OR deadline_at <= clock_timestamp())
+  ORDER BY org, session_id
+  LIMIT $1
+)
+UNION ALL
+(
+  SELECT org, session_id
+  FROM approvals
+  WHERE state IN ('pending', 'approved') AND expires_at <= statement_timestamp()
+  ORDER BY expires_at
+  LIMIT $1
+);
+
+-- POSITION_SQL
+SELECT stack_position
+FROM undo_stack
+WHERE org = $1 AND session_id = $2 AND undo_id = $3
+LIMIT 1;
+
+-- READ_JOURNAL_SQL
+SELECT seq, kind::text, step, actor, at, body, content, prev_hash, hash
+FROM journal
+WHERE org = $1 AND session_id = $2 AND seq > $3
+ORDER BY seq
+LIMIT $4;
+
+-- RELEASE_SQL
+UPDATE outgoing_calls AS o
+SET leased_by = NULL, leased_until = NULL
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
+WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
+RETURNING o.call_id;
+
+-- RENEW_SQL
+UPDATE outgoing_calls AS o
+SET leased_until = CASE WHEN o.leased_by IS NOT NULL THEN clock_timestamp() + make_interval(secs => $5) END
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
+WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
+RETURNING o.call_id;
+
+-- REVISION_SQL
+SELECT version_num
+FROM alembic_version
+LIMIT 1;
+
+-- SESSIONS_SQL
+SELECT
+  s.session_id, s.owner, s.agent, s.metadata, s.state::text, s.halt_reason::text, s.clean, s.pivoted, s.late_effect, s.last_step,
+  s.idle_seconds, s.deadline_at, s.failed_at, s.halted_at, s.halt_ordered, s.created_at, s.updated_at, s.active_at, s.version,
+  s.revision, s.journal_seq, s.journal_hash, s.journal_at
+FROM sessions AS s
+WHERE s.org = $1
+  AND ($2::text IS NULL OR s.owner = $2)
+  AND ($3::text IS NULL OR s.state = $3::session_state)
+  AND ($4::text IS NULL OR s.agent = $4)
+  AND ($5::text IS NULL OR EXISTS (
+    SELECT FROM effect_log AS e WHERE e.org = $1 AND e.session_id = s.session_id AND e.tool = $5
+  ))
+  AND ($6::timestamptz IS NULL OR s.created_at < $6 OR (s.created_at = $6 AND s.session_id > $7))
+ORDER BY s.created_at DESC, s.session_id
+LIMIT $8;
+
+-- SESSION_SQL
+SELECT
+  session_id, owner, agent, metadata, state::text, halt_reason::text, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+  failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+FROM sessions
+WHERE org = $1 AND session_id = $2
+LIMIT 1;
+
+-- STEPS_SQL
+SELECT
+  e.step_index AS e_step_index, e.effect_id AS e_effect_id, e.tool AS e_tool, e.tool_version AS e_tool_version,
+  e.reversibility::text AS e_reversibility,
+  e.state::text AS e_state, e.outcome::text AS e_outcome, e.payload AS e_payload, e.payload_sha256 AS e_payload_sha256,
+  e.result AS e_result, e.error AS e_error, e.request_key AS e_request_key, e.request_sha256 AS e_request_sha256,
+  e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
+  e.version AS e_version,
+  a.state::text AS a_state, a.requested_by AS a_requested_by, a.requested_at AS a_requested_at, a.expires_at AS a_expires_at,
+  a.ttl_seconds AS a_ttl_seconds, a.decided_at AS a_decided_at, a.decided_by AS a_decided_by,
+  a.claimed_approver AS a_claimed_approver, a.reason AS a_reason, a.is_continued AS a_is_continued,
+  a.released_at AS a_released_at, a.released_to AS a_released_to, a.release_key AS a_release_key,
+  u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  c.call_id AS c_call_id, c.kind AS c_kind, c.step_index AS c_step_index, c.destination AS c_destination, c.url AS c_url, c.body AS c_body,
+  c.outcome::text AS c_outcome, c.attempts AS c_attempts, c.failures AS c_failures, c.interrupted AS c_interrupted, c.polls AS c_polls,
+  c.is_attempt_open AS c_is_attempt_open, c.may_be_processing AS c_may_be_processing, c.poll_url AS c_poll_url,
+  c.last_status AS c_last_status, c.last_error AS c_last_error, c.due_at AS c_due_at, c.first_sent_at AS c_first_sent_at,
+  c.deadline_at AS c_deadline_at, c.epoch AS c_epoch,
+  x.call_id AS x_call_id, x.kind AS x_kind, x.step_index AS x_step_index, x.destination AS x_destination, x.url AS x_url, x.body AS x_body,
+  x.outcome::text AS x_outcome, x.attempts AS x_attempts, x.failures AS x_failures, x.interrupted AS x_interrupted, x.polls AS x_polls,
+  x.is_attempt_open AS x_is_attempt_open, x.may_be_processing AS x_may_be_processing, x.poll_url AS x_poll_url,
+  x.last_status AS x_last_status, x.last_error AS x_last_error, x.due_at AS x_due_at, x.first_sent_at AS x_first_sent_at,
+  x.deadline_at AS x_deadline_at, x.epoch AS x_epoch
+FROM effect_log AS e
+LEFT JOIN LATERAL (
+  SELECT
+    state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver, reason, is_continued,
+    released_at, released_to, release_key
+  FROM approvals
+  WHERE org = $1 AND session_id = $2 AND step_index = e.step_index
+  LIMIT 1
+) AS a ON true
+LEFT JOIN LATERAL (
+  SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
+  FROM undo_stack
+  WHERE org = $1 AND session_id = $2 AND stack_position = e.step_index
+  LIMIT 1
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT
+    call_id, kind::text, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND step_index BETWEEN e.step_index AND e.step_index AND kind = 'undo'
+  ORDER BY step_index
+  LIMIT 1
+) AS c ON true
+LEFT JOIN LATERAL (
+  SELECT
+    call_id, kind::text, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  FROM outgoing_calls
+  WHERE org = $1 AND session_id = $2 AND step_index BETWEEN e.step_index AND e.step_index AND kind = 'action'
+  ORDER BY step_index
+  LIMIT 1
+) AS x ON true
+WHERE e.org = $1 AND e.session_id = $2 AND e.step_index BETWEEN $3 AND $4
+ORDER BY e.step_index DESC
+LIMIT $5;
+
+-- WRITE_SQL
+WITH session AS (
+  UPDATE sessions AS s
+  SET
+    state = c.state::session_state, halt_reason = c.halt_reason::halt_reason, clean = c.clean, pivoted = c.pivoted,
+    late_effect = c.late_effect, last_step = c.last_step, failed_at = c.failed_at, halted_at = c.halted_at,
+    halt_ordered = c.halt_ordered, updated_at = c.updated_at, active_at = c.active_at, version = c.version, revision = c.revision,
+    journal_seq = c.journal_seq,
+    journal_hash = c.journal_hash, journal_at = c.journal_at
+  FROM unnest(
+    $4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::boolean[], $10::boolean[], $11::boolean[], $12::integer[],
+    $13::timestamptz[], $14::timestamptz[], $15::boolean[], $16::timestamptz[], $17::timestamptz[], $18::bigint[], $19::bigint[],
+    $20::bigint[], $21::bytea[],
+    $22::timestamptz[]
+  ) AS c (
+    session_id, state_before, revision_before, state, halt_reason, clean, pivoted, late_effect, last_step,
+    failed_at, halted_at, halt_ordered, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+  )
+  WHERE s.org = $1 AND s.session_id = c.session_id AND s.state = c.state_before::session_state AND s.revision = c.revision_before
+  RETURNING s.session_id
+),
+new_effects AS (
+  INSERT INTO effect_log (
+    org, session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error,
+    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
+  )
+  SELECT
+    $1, c.session_id, c.step_index, c.effect_id, c.tool, c.reversibility::reversibility, c.state::effect_state, c.outcome::outcome,
+    c.payload, c.payload_sha256, c.result, c.error, c.request_key, c.request_sha256, c.attempt, c.traceparent, c.registered_at,
+    c.executed_at, c.version, c.tool_version
+  FROM unnest(
+    $23::text[], $24::integer[], $25::uuid[], $26::text[], $27::text[], $28::text[], $29::text[], $30::bytea[], $31::bytea[],
+    $32::bytea[], $33::text[], $34::text[], $35::bytea[], $36::integer[], $37::text[], $38::timestamptz[], $39::timestamptz[],
+    $40::bigint[], $41::integer[]
+  ) AS c (
+    session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
+  )
+  RETURNING step_index
+),
+moved_effects AS (
+  UPDATE effect_log AS e
+  SET
+    state = c.state::effect_state, outcome = c.outcome::outcome, result = c.result, error = c.error, attempt = c.attempt,
+    executed_at = c.executed_at, version = c.version
+  FROM unnest(
+    $42::text[], $43::integer[], $44::text[], $45::bigint[], $46::text[], $47::text[], $48::bytea[], $49::text[], $50::integer[],
+    $51::timestamptz[], $52::bigint[]
+  ) AS c (
+    session_id, step_index, state_before, version_before, state, outcome, result, error, attempt, executed_at, version
+  )
+  WHERE e.org = $1 AND e.session_id = c.session_id AND e.step_index = c.step_index
+    AND e.state = c.state_before::effect_state AND e.version = c.version_before
+  RETURNING e.step_index
+),
+new_approvals AS (
+  INSERT INTO approvals (org, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, is_continued)
+  SELECT $1, c.session_id, c.step_index, c.state::approval_state, c.requested_by, c.requested_at, c.expires_at, c.ttl_seconds, false
+  FROM unnest($53::text[], $54::integer[], $55::text[], $56::text[], $57::timestamptz[], $58::timestamptz[], $59::integer[])
+    AS c (session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds)
+  RETURNING step_index
+),
+moved_approvals AS (
+  UPDATE approvals AS a
+  SET
+    state = c.state::approval_state, decided_at = c.decided_at, decided_by = c.decided_by, claimed_approver = c.claimed_approver,
+    reason = c.reason, is_continued = c.is_continued, released_at = c.released_at, released_to = c.released_to,
+    release_key = c.release_key
+  FROM unnest(
+    $60::text[], $61::integer[], $62::text[], $63::text[], $64::timestamptz[], $65::text[], $66::text[], $67::text[], $68::boolean[],
+    $69::timestamptz[], $70::text[], $71::text[]
+  ) AS c (
+    session_id, step_index, state_before, state, decided_at, decided_by, claimed_approver, reason, is_continued, released_at, released_to,
+    release_key
+  )
+  WHERE a.org = $1 AND a.session_id = c.session_id AND a.step_index = c.step_index AND a.state = c.state_before::approval_state
+  RETURNING a.step_index
+),
+new_undo_entries AS (
+  INSERT INTO undo_stack (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
+  SELECT
+    $1, c.session_id, c.stack_position, c.undo_id, c.state::undo_state, c.compensation, c.by_hand, c.registered_at, c.compensated_at
+  FROM unnest(
+    $72::text[], $73::integer[], $74::uuid[], $75::text[], $76::bytea[], $77::boolean[], $78::timestamptz[], $79::timestamptz[]
+  ) AS c (session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
+  RETURNING stack_position
+),
+moved_undo_entries AS (
+  UPDATE undo_stack AS u
+  SET state = c.state::undo_state, by_hand = c.by_hand, compensated_at = c.compensated_at
+  FROM unnest($80::text[], $81::integer[], $82::text[], $83::text[], $84::boolean[], $85::timestamptz[])
+    AS c (session_id, stack_position, state_before, state, by_hand, compensated_at)
+  WHERE u.org = $1 AND u.session_id = c.session_id AND u.stack_position = c.stack_position AND u.state = c.state_before::undo_state
+  RETURNING u.stack_position
+),
+new_calls AS (
+  INSERT INTO outgoing_calls (
+    org, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, leased_by, leased_until, epoch
+  )
+  SELECT
+    $1, c.session_id, c.call_id, c.kind::call_kind, c.step_index, c.destination, c.url, c.body, c.outcome::outcome, c.attempts, c.failures,
+    c.interrupted, c.polls, c.is_attempt_open, c.may_be_processing, c.poll_url, c.last_status, c.last_error, c.due_at, c.first_sent_at,
+    c.deadline_at,
+    CASE WHEN c.due_at IS NOT NULL THEN $2::text END,
+    CASE WHEN c.due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
+    c.epoch
+  FROM unnest(
+    $86::text[], $87::uuid[], $88::text[], $89::integer[], $90::text[], $91::text[], $92::bytea[], $93::text[], $94::integer[],
+    $95::integer[],
+    $96::integer[], $97::integer[], $98::boolean[], $99::boolean[], $100::text[], $101::integer[], $102::text[], $103::timestamptz[],
+    $104::timestamptz[], $105::timestamptz[], $106::bigint[]
+  ) AS c (
+    session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
+  )
+  RETURNING call_id
+),
+moved_calls AS (
+  UPDATE outgoing_calls AS o
+  SET
+    destination = c.destination, url = c.url, body = c.body, outcome = c.outcome::outcome, attempts = c.attempts, failures = c.failures,
+    interrupted = c.interrupted, polls = c.polls, is_attempt_open = c.is_attempt_open, may_be_processing = c.may_be_processing,
+    poll_url = c.poll_url, last_status = c.last_status, last_error = c.last_error, due_at = c.due_at, first_sent_at = c.first_sent_at,
+    deadline_at = c.deadline_at,
+    leased_by = CASE WHEN c.due_at IS NOT NULL THEN coalesce($2, o.leased_by) END,
+    leased_until = CASE WHEN c.due_at IS NOT NULL THEN coalesce(clock_timestamp() + make_interval(secs => $3), o.leased_until) END
+  FROM unnest(
+    $107::text[], $108::uuid[], $109::text[], $110::text[], $111::bytea[], $112::text[], $113::integer[], $114::integer[], $115::integer[],
+    $116::integer[], $117::boolean[], $118::boolean[], $119::text[], $120::integer[], $121::text[], $122::timestamptz[],
+    $123::timestamptz[], $124::timestamptz[], $125::bigint[]
+  ) AS c (
+    session_id, call_id, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
+    poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch_before
+  )
+  WHERE o.org = $1 AND o.session_id = c.session_id AND o.call_id = c.call_id AND o.epoch = c.epoch_before
+  RETURNING o.call_id
+),
+entries AS (
+  INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
+  SELECT $1, c.session_id, c.seq, c.kind::entry_kind, c.step, c.actor, c.at, c.body, c.content, c.prev_hash, c.hash
+  FROM unnest(
+    $126::text[], $127::bigint[], $128::text[], $129::integer[], $130::text[], $131::text[], $132::bytea[], $133::bytea[], $134::bytea[],
+    $135::bytea[]
+  ) AS c (session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
+  RETURNING seq
+)
+SELECT
+  (SELECT count(*) FROM session) AS sessions,
+  (SELECT count(*) FROM new_effects) + (SELECT count(*) FROM moved_effects) AS effects,
+  (SELECT count(*) FROM new_approvals) + (SELECT count(*) FROM moved_approvals) AS approvals,
+  (SELECT count(*) FROM new_undo_entries) + (SELECT count(*) FROM moved_undo_entries) AS undo_entries,
+  (SELECT count(*) FROM new_calls) + (SELECT count(*) FROM moved_calls) AS calls,
+  (SELECT count(*) FROM entries) AS entries,
+  (SELECT count(pg_notify('countermand_moved', $1 || '/' || moved.session_id)) FROM unnest($136::text[]) AS moved (session_id)) AS moved,
+  CASE WHEN $137 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken;
