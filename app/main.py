@@ -130,7 +130,8 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             gauges=_gauges(database, orchestrator, clock, events.telemetry),
         )
         async with asyncio.TaskGroup() as group:
-            listening = group.create_task(keep_listening(database_url, callbacks, clock))
+            listen_url = _listen_url(settings, database_url)
+            listening = group.create_task(keep_listening(listen_url, callbacks, clock)) if listen_url else None
             poison = Poison(database=database, events=events)
             deadlines = Deadlines(database=database, forward=forward, poison=poison, clock=clock, sweep_seconds=settings.sweep_seconds)
             sweeping = group.create_task(deadlines.run()) if orchestrator else None
@@ -144,15 +145,27 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
                     await asyncio.wait({turning})
                 if sweeping is not None:
                     sweeping.cancel()
-                listening.cancel()
+                if listening is not None:
+                    listening.cancel()
         _log.info("engine_stopped", worker=worker)
 
 
 async def _open_pool(stack: AsyncExitStack, settings: Settings, database_url: str, name: str, acquire_seconds: float) -> Database:
     opening = open_database(
-        database_url, size=settings.database_connections, application_name=f"countermand {name}", acquire_seconds=acquire_seconds
+        database_url,
+        size=settings.database_connections,
+        application_name=f"countermand {name}",
+        acquire_seconds=acquire_seconds,
+        keeps_statements=settings.database_pooler == "none",
     )
     return await stack.enter_async_context(opening)
+
+
+def _listen_url(settings: Settings, database_url: str) -> str | None:
+    """Return where notifications can be had; None where only polling is left."""
+    if settings.listen_database_url is not None:
+        return settings.listen_database_url
+    return database_url if settings.database_pooler == "none" else None
 
 
 async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition root has at hand

@@ -42,6 +42,15 @@ class Settings(BaseSettings):
     database_url: Annotated[str | None, Field(validate_default=True)] = None
     """Postgres 15 or newer, `postgresql://...`; absent: an embedded Postgres under `data_dir`."""
 
+    database_pooler: Literal["none", "transaction"] = "none"
+    """What stands before `database_url`: `transaction` for a pooler that hands out connections by the transaction, as PgBouncer does."""
+
+    listen_database_url_file: Path | None = None
+    """A file that holds `listen_database_url`. Not both."""
+
+    listen_database_url: Annotated[str | None, Field(validate_default=True)] = None
+    """Where to listen for notifications: Postgres itself; absent: `database_url`, and behind a pooler nowhere, so that polling is left."""
+
     data_dir: Path = Path(".countermand")
     """Where the embedded Postgres keeps its files."""
 
@@ -117,16 +126,18 @@ class Settings(BaseSettings):
     attempt_timeout_ms: Annotated[int, Field(ge=1, le=600_000)] = 10_000
     """One attempt's total deadline, connecting and reading included."""
 
-    @field_validator("database_url", mode="after")
+    @field_validator("database_url", "listen_database_url", mode="after")
     @classmethod
     def _from_file(cls, given: str | None, others: ValidationInfo) -> str | None:
         """Take what the file says; two sources for one secret are a mistake that must not be guessed about."""
-        path = others.data.get("database_url_file")
+        path = others.data.get(f"{others.field_name}_file")
         if path is None:
             return given
+        variable = f"COUNTERMAND_{others.field_name}_FILE".upper()
         if given is not None:
-            raise PydanticCustomError("two_sources", "set this or COUNTERMAND_DATABASE_URL_FILE, not both")
+            raise PydanticCustomError("two_sources", "set this or {variable}, not both", {"variable": variable})
         try:
             return read_secret(path)
         except ValueError as error:
-            raise PydanticCustomError("secret_file", "{reason} (named by COUNTERMAND_DATABASE_URL_FILE)", {"reason": str(error)}) from error
+            told = {"reason": str(error), "variable": variable}
+            raise PydanticCustomError("secret_file", "{reason} (named by {variable})", told) from error

@@ -76,24 +76,22 @@ MUTANTS = (
         file="app/storage/database.py",
         before="""\
             try:
-                await connection.execute(begin)
                 try:
+                    await _begin(connection, isolation, {"role": role, "app.org": org or NO_ORG, **MILLISECOND_BOUNDS})
                     yield connection
                 except BaseException:
-                    if not connection.is_closed():
-                        await connection.execute("ROLLBACK")
+                    await _roll_back(connection)
                     raise
                 await connection.execute("COMMIT")
             finally:
                 await self._give_back(connection)
 """,
         after="""\
-            await connection.execute(begin)
             try:
+                await _begin(connection, isolation, {"role": role, "app.org": org or NO_ORG, **MILLISECOND_BOUNDS})
                 yield connection
             except BaseException:
-                if not connection.is_closed():
-                    await connection.execute("ROLLBACK")
+                await _roll_back(connection)
                 await self._give_back(connection)
                 raise
 

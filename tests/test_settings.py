@@ -72,3 +72,11 @@ def test_password_is_not_shown_when_the_settings_are_refused(tmp_path: Path) -> 
         Settings(_env_file=None, database_url_file=tmp_path / "url", port=-1)
     assert [fault["loc"] for fault in refused.value.errors()] == [("port",)]
     assert "hunter2" not in str(refused.value)
+
+
+def test_listening_address_is_the_files_when_one_is_named(tmp_path: Path) -> None:
+    """It holds the same password; a refusal names its own variable."""
+    (tmp_path / "url").write_text(f"{URL}\n", encoding="utf-8")
+    assert Settings(_env_file=None, listen_database_url_file=tmp_path / "url").listen_database_url == URL
+    with pytest.raises(ValidationError, match="set this or COUNTERMAND_LISTEN_DATABASE_URL_FILE, not both"):
+        Settings(_env_file=None, listen_database_url=URL, listen_database_url_file=tmp_path / "url")

@@ -35,6 +35,7 @@ from app.domain.errors import (
     WrongMediaType,
 )
 from app.domain.json_text import pointer_text
+from app.storage.database import StorageUnavailable
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"  # RFC 9457, section 3
 PROBLEM_TYPE_PREFIX = "urn:countermand:problem:"
@@ -205,6 +206,9 @@ class CrashGuard:
 
 async def _answer_exception(request: Request, error: Exception) -> Response:
     match error:
+        case StorageUnavailable():
+            _log.warning("storage_unavailable", where="request", cause=error.cause)
+            return answer(request, error)
         case SagaError() if isinstance(error, tuple(STATUSES)):
             return answer(request, error)
         case RequestValidationError():

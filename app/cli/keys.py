@@ -50,7 +50,9 @@ async def _create(database_url: str, org: OrgName, role: Role, subject: str) -> 
     text, kept = make_key(secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(SECRET_BYTES))
     principal = Principal(org=org, role=role, subject=subject, key_id=kept.key_id)
     async with (
-        open_database(database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS) as database,
+        open_database(
+            database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS, keeps_statements=False
+        ) as database,
         database.transaction(org) as tx,
     ):
         await create_key(tx, KeptKey(principal=principal, secret_digest=kept.secret_digest))
@@ -63,7 +65,9 @@ def are_known(database_url: str, texts: Sequence[str]) -> bool:
 
 
 async def _are_known(database_url: str, texts: Sequence[str]) -> bool:
-    async with open_database(database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS) as database:
+    async with open_database(
+        database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS, keeps_statements=False
+    ) as database:
         authenticator = Authenticator(database)
         try:
             for text in texts:

@@ -30,7 +30,7 @@ def migrate(database_url: str, revision: str = "head") -> str | None:
         newer = asyncio.run(_newer_revision(database_url))
         if newer is None:
             command.upgrade(_config(database_url), revision)
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, asyncpg.InternalClientError) as error:
         raise StorageUnavailable("storage_unavailable", f"the database cannot be reached: {error}") from error
     return newer
 
@@ -79,7 +79,10 @@ def _config(database_url: str) -> "Config":
     config.set_main_option("script_location", str(MIGRATIONS))
 
     async def connect() -> "asyncpg.Connection[asyncpg.Record]":
-        return await asyncpg.connect(database_url, timeout=CONNECT_TIMEOUT_SECONDS)
+        try:
+            return await asyncpg.connect(database_url, timeout=CONNECT_TIMEOUT_SECONDS)
+        except asyncpg.InternalClientError as error:  # here, since SQLAlchemy makes it one of its own: no host can be written to now
+            raise StorageUnavailable("storage_unavailable", f"the database cannot be reached: {error}") from error
 
     config.attributes["connect"] = connect
     return config

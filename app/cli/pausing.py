@@ -40,7 +40,7 @@ def _checked(org: str | None, destination: str | None) -> OrgName | None:
 
 
 async def _pause(database_url: str, org: OrgName | None, destination: str | None, reason: str) -> str:
-    async with open_database(database_url, size=1, application_name="countermand pause") as database:
+    async with open_database(database_url, size=1, application_name="countermand pause", keeps_statements=False) as database:
         if org is None:
             is_new = await Pauses(database).pause_everything(ACTOR, reason)
             return f"{EVERYTHING} is paused" if is_new else f"{EVERYTHING} was paused before"
@@ -54,7 +54,7 @@ async def _pause(database_url: str, org: OrgName | None, destination: str | None
 
 
 async def _resume(database_url: str, org: OrgName | None, destination: str | None, reason: str) -> str:
-    async with open_database(database_url, size=1, application_name="countermand resume") as database:
+    async with open_database(database_url, size=1, application_name="countermand resume", keeps_statements=False) as database:
         if org is None:
             is_new = await Pauses(database).resume_everything(ACTOR, reason)
             return f"{EVERYTHING} is resumed" if is_new else f"{EVERYTHING} was not paused"

@@ -87,7 +87,7 @@ def prune(database_url: str, bound: Bound, approval_ttl_seconds: int) -> Pruned:
 
 
 async def _prune(database_url: str, bound: Bound, approval_ttl_seconds: int) -> Pruned:
-    async with open_database(database_url, size=1, application_name="countermand prune") as database:
+    async with open_database(database_url, size=1, application_name="countermand prune", keeps_statements=False) as database:
         orgs = await _orgs(database, bound.org)
         _check(bound, "COUNTERMAND_APPROVAL_TTL_SECONDS", approval_ttl_seconds)
         for org in orgs:

@@ -29,10 +29,10 @@ def target(settings: Settings) -> Iterator[str]:
     Raises:
         SetupError: the URL is none, or the database refuses it. One that merely cannot be reached now is waited for by who uses it.
     """
+    if settings.listen_database_url is not None:
+        _check("COUNTERMAND_LISTEN_DATABASE_URL", settings.listen_database_url)
     if settings.database_url is not None:
-        if not settings.database_url.startswith(SCHEMES):
-            raise SetupError("COUNTERMAND_DATABASE_URL: expected postgresql://user:password@host:port/database")
-        asyncio.run(_knock(settings.database_url))
+        _check("COUNTERMAND_DATABASE_URL", settings.database_url)
         yield settings.database_url
         return
     with embedded_postgres(settings.data_dir / "postgres", bin_dir=settings.postgres_bin_dir) as database_url:
@@ -40,13 +40,19 @@ def target(settings: Settings) -> Iterator[str]:
         yield database_url
 
 
-async def _knock(database_url: str) -> None:
+def _check(variable: str, database_url: str) -> None:
+    if not database_url.startswith(SCHEMES):
+        raise SetupError(f"{variable}: expected postgresql://user:password@host:port/database")
+    asyncio.run(_knock(variable, database_url))
+
+
+async def _knock(variable: str, database_url: str) -> None:
     try:
         connection = await asyncpg.connect(database_url, timeout=CONNECT_SECONDS)
     except _MISTAKES as error:
-        raise SetupError(f"COUNTERMAND_DATABASE_URL: {error}") from error
+        raise SetupError(f"{variable}: {error}") from error
     except ValueError:  # it quotes what it could not read, and that may be half of the password
-        raise SetupError("COUNTERMAND_DATABASE_URL: no URL that can be read; is every sign of the password percent-encoded?") from None
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        return
+        raise SetupError(f"{variable}: no URL that can be read; is every sign of the password percent-encoded?") from None
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+        return  # the last is what several hosts say of which none can be written to: one will be promoted
     await connection.close()

@@ -223,7 +223,7 @@ class Orchestrator:
             kept = await calls.renew(connection, list(held.values()), self.unwind.lease.seconds)
         for task, claim in held.items():
             holding = self._running.get(task)
-            if holding is not None and holding.claim == claim and claim.call_id not in kept:
+            if holding is not None and holding.claim == claim and claim not in kept:
                 self._tell_lost(claim)
                 task.cancel()
 

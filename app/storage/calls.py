@@ -235,17 +235,18 @@ UPDATE outgoing_calls AS o
 SET leased_until = CASE WHEN o.leased_by IS NOT NULL THEN clock_timestamp() + make_interval(secs => $5) END
 FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
 WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
-RETURNING o.call_id
+RETURNING o.call_id, o.epoch
 """
 
 
-async def renew(connection: Connection, claims: Sequence[Claim], seconds: float) -> set[CallId]:
-    """Prolong leases to `seconds` from now; return the calls that nobody newer owns. Needs a dispatcher's connection.
+async def renew(connection: Connection, claims: Sequence[Claim], seconds: float) -> set[Claim]:
+    """Prolong leases to `seconds` from now; return the claims whose calls nobody newer owns. Needs a dispatcher's connection.
 
-    A call that was settled a moment ago has no lease to prolong and is nobody else's: it is returned as well.
+    A call that was settled a moment ago has no lease to prolong and is nobody else's: its claim is returned as well.
     """
     rows = await connection.fetch(RENEW_SQL, *_claim_columns(claims), seconds)
-    return {CallId(row["call_id"]) for row in rows}
+    kept = {(row["call_id"], row["epoch"]) for row in rows}
+    return {claim for claim in claims if (claim.call_id, claim.epoch) in kept}
 
 
 RELEASE_SQL = """
@@ -270,10 +271,19 @@ FOR NO KEY UPDATE
 """
 
 GIVE_BACK_SQL = """
-UPDATE outgoing_calls
+UPDATE outgoing_calls AS o
 SET leased_by = NULL, leased_until = NULL
-WHERE org = $1 AND session_id = $2 AND leased_by = $3 AND ((call_id = $4 AND epoch = $5) OR epoch = 0)
-RETURNING call_id
+FROM outgoing_calls AS mine
+WHERE mine.org = $1 AND mine.session_id = $2 AND mine.call_id = $4 AND mine.epoch = $5
+  AND o.org = $1 AND o.session_id = $2 AND o.leased_by = $3
+  AND (
+    o.call_id = $4
+    OR o.epoch = 0 AND NOT EXISTS (
+      SELECT FROM outgoing_calls AS passed
+      WHERE passed.org = $1 AND passed.session_id = $2 AND passed.step_index < mine.step_index AND passed.step_index > o.step_index
+    )
+  )
+RETURNING o.call_id
 """
 
 
@@ -281,6 +291,8 @@ async def give_back(tx: Transaction, claim: Claim, worker: str) -> None:
     """Give back whatever a worker that lost track holds of a session, so that the work goes on before the lease runs out.
 
     That is its claim, and the next call that its last write may have left under the same lease (epoch 0: nobody has claimed it since).
+    Once somebody newer owns the call, its last write came to nothing, and what follows is theirs, be it another task of the same worker;
+    and so is what follows after the very next call.
     The session's lock comes first: a last write that is still under way is waited for, and its call is seen.
     """
     await tx.connection.fetchval(LOCK_SESSION_SQL, tx.org, claim.session_id)

@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import asyncpg
 
@@ -13,12 +13,16 @@ from app.domain.errors import Unavailable
 from app.domain.model import OrgName
 
 RUNTIME_ROLE = "countermand_runtime"
+DISPATCHER_ROLE = "countermand_dispatcher"
+PRUNER_ROLE = "countermand_pruner"
 DUE_CHANNEL = "countermand_due"
 MOVED_CHANNEL = "countermand_moved"
 
 ACQUIRE_TIMEOUT_SECONDS = 1.0  # a caller that cannot be served soon is better told so, and asks again
 CONNECT_TIMEOUT_SECONDS = 5.0
 RESET_TIMEOUT_SECONDS = 5.0
+STATEMENTS_KEPT = 100  # per connection, the driver's own number: more than there are
+NO_ORG = ""  # refused wherever an org is needed
 MILLISECOND_BOUNDS = {"lock_timeout": "5000", "statement_timeout": "30000", "idle_in_transaction_session_timeout": "15000"}
 """Nothing may hold or wait for a session's lock longer than an operator would wait for an answer."""
 
@@ -43,9 +47,11 @@ UNREACHABLE_ERRORS = (
     asyncpg.InvalidCatalogNameError,
 )
 
-# What a database says that was never migrated, or not for this user: at connect the role is missing, later a table.
+# What a database says that was never migrated, or not for this user: at first the role is missing, later a table.
 NO_ROLE_ERRORS = (asyncpg.InvalidParameterValueError, asyncpg.InsufficientPrivilegeError)
 NO_TABLE_ERRORS = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError)
+# What comes of statements that were prepared on one of a pooler's connections and looked for on another.
+POOLER_ERRORS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
 
 
 def is_org_name(text: str) -> bool:
@@ -87,7 +93,7 @@ class Transaction:
 
 
 class Database:
-    """One pool of connections, each with the runtime role."""
+    """One pool of connections; a transaction's role, org and bounds begin and end with it."""
 
     def __init__(self, pool: Pool, *, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS) -> None:
         """Wrap an open pool; `open_database` makes one. `acquire_seconds` bounds the wait for a free connection."""
@@ -119,8 +125,7 @@ class Database:
     @asynccontextmanager
     async def dispatch(self) -> AsyncIterator[Connection]:
         """Begin as the dispatcher, who may see which calls are due and whose a key is in every org, and nothing else."""
-        async with self._begun("READ COMMITTED", None) as connection:
-            await connection.execute(BECOME_DISPATCHER_SQL)
+        async with self._begun("READ COMMITTED", None, DISPATCHER_ROLE) as connection:
             yield connection
 
     @asynccontextmanager
@@ -130,14 +135,13 @@ class Database:
         Raises:
             MayNotPrune: the login user may not become the pruner. StorageUnavailable: no connection in time, or it broke.
         """
-        async with self._begun("READ COMMITTED", org) as connection:
-            try:
-                await connection.execute(BECOME_PRUNER_SQL)
-            except asyncpg.InsufficientPrivilegeError as error:
+        try:
+            async with self._begun("READ COMMITTED", org, PRUNER_ROLE) as connection:
+                yield connection
+        except SchemaMissing as error:
+            if isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                 raise MayNotPrune("the database's user may not prune: GRANT countermand_pruner TO it") from error
-            except asyncpg.InvalidParameterValueError as error:
-                raise _schema_missing() from error
-            yield connection
+            raise
 
     @asynccontextmanager
     async def outside_orgs(self) -> AsyncIterator[Connection]:
@@ -146,29 +150,28 @@ class Database:
             yield connection
 
     @asynccontextmanager
-    async def _begun(self, isolation: str, org: OrgName | None) -> AsyncIterator[Connection]:
-        begin = f"BEGIN ISOLATION LEVEL {isolation}"
-        if org is not None:
-            if not is_org_name(org):
-                message = f"not an org name: {org!r}"
-                raise ValueError(message)
-            # The simple protocol takes two statements in one trip but no parameters; the name was checked just above.
-            begin = f"{begin}; SELECT set_config('app.org', '{org}', true)"
+    async def _begun(self, isolation: str, org: OrgName | None, role: str = RUNTIME_ROLE) -> AsyncIterator[Connection]:
+        if org is not None and not is_org_name(org):
+            message = f"not an org name: {org!r}"
+            raise ValueError(message)
         try:
             connection = await self._pool.acquire(timeout=self._acquire_seconds)
             try:
-                await connection.execute(begin)
                 try:
+                    await _begin(connection, isolation, {"role": role, "app.org": org or NO_ORG, **MILLISECOND_BOUNDS})
                     yield connection
                 except BaseException:
-                    if not connection.is_closed():
-                        await connection.execute("ROLLBACK")
+                    await _roll_back(connection)
                     raise
                 await connection.execute("COMMIT")
             finally:
                 await self._give_back(connection)
         except NO_TABLE_ERRORS as error:
             raise _schema_missing() from error
+        except POOLER_ERRORS as error:
+            raise StorageUnavailable(
+                "storage_unavailable", "a pooler stands before the database: set COUNTERMAND_DATABASE_POOLER to how it pools"
+            ) from error
         except UNREACHABLE_ERRORS as error:
             raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again") from error
 
@@ -191,26 +194,49 @@ class Database:
             self._pool.terminate()
 
 
-async def _connect(*arguments: Any, **options: Any) -> "asyncpg.Connection[asyncpg.Record]":  # noqa: ANN401 - asyncpg's own
-    """Connect, and tell a database without our roles from one that is away."""
+async def _begin(connection: Connection, isolation: str, settings: Mapping[str, str]) -> None:
+    """Begin with settings that end with the transaction, in one trip: the next one may be another client's (decision 0025)."""
+    # The simple protocol takes two statements in one trip but no parameters; every value is ours, or was checked as an org's name.
+    local = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
     try:
-        return await asyncpg.connect(*arguments, **options)
+        await connection.execute(f"BEGIN ISOLATION LEVEL {isolation}; SELECT {local}")
     except NO_ROLE_ERRORS as error:
         raise _schema_missing() from error
 
 
+async def _roll_back(connection: Connection) -> None:
+    """Undo what was written; a connection that is gone has done so already, and must not hide why the transaction ended."""
+    with suppress(*UNREACHABLE_ERRORS):
+        await connection.execute("ROLLBACK")
+
+
+async def _end_what_is_open(connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+    """Make a connection fit for the next transaction; there is nothing else on it to clean up."""
+    if connection.is_in_transaction():
+        await connection.execute("ROLLBACK")
+
+
 @asynccontextmanager
 async def open_database(
-    dsn: str, *, size: int, application_name: str, acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS
+    dsn: str,
+    *,
+    size: int,
+    application_name: str,
+    acquire_seconds: float = ACQUIRE_TIMEOUT_SECONDS,
+    keeps_statements: bool = True,
 ) -> AsyncIterator[Database]:
-    """Open a pool of at most `size` connections and close it at the end; a connection is made when it is first needed."""
+    """Open a pool of at most `size` connections and close it at the end; a connection is made when it is first needed.
+
+    `keeps_statements`: prepare each statement once per connection, which a pooler that hands out its own by the transaction forbids.
+    """
     pool = asyncpg.create_pool(
         dsn,
-        connect=_connect,
         min_size=0,
         max_size=size,
         timeout=CONNECT_TIMEOUT_SECONDS,
-        server_settings={"role": RUNTIME_ROLE, "application_name": application_name, **MILLISECOND_BOUNDS},
+        reset=_end_what_is_open,
+        statement_cache_size=STATEMENTS_KEPT if keeps_statements else 0,
+        server_settings={"application_name": application_name},
     )
     await pool
     database = Database(pool, acquire_seconds=acquire_seconds)
@@ -229,11 +255,7 @@ async def listen(dsn: str, callbacks: Mapping[str, Callable[[str], None]]) -> As
     """
     gone = asyncio.Event()
     try:
-        connection = await _connect(
-            dsn,
-            timeout=CONNECT_TIMEOUT_SECONDS,
-            server_settings={"role": RUNTIME_ROLE, "application_name": "countermand listen"},
-        )
+        connection = await asyncpg.connect(dsn, timeout=CONNECT_TIMEOUT_SECONDS, server_settings={"application_name": "countermand listen"})
         connection.add_termination_listener(lambda _: gone.set())
         for channel, callback in callbacks.items():
             await connection.add_listener(channel, _payload_to(callback))
@@ -258,14 +280,6 @@ async def _close_quietly(connection: "asyncpg.Connection[asyncpg.Record]") -> No
     except UNREACHABLE_ERRORS:
         connection.terminate()
 
-
-BECOME_DISPATCHER_SQL = """
-SET LOCAL ROLE countermand_dispatcher
-"""
-
-BECOME_PRUNER_SQL = """
-SET LOCAL ROLE countermand_pruner
-"""
 
 REVISION_SQL = """
 SELECT version_num

@@ -70,12 +70,6 @@ LEFT JOIN LATERAL (
 WHERE j.org = $1 AND j.session_id = $2 AND j.step = $3 AND j.kind = 'APPROVED'
 LIMIT 1;
 
--- BECOME_DISPATCHER_SQL
-SET LOCAL ROLE countermand_dispatcher;
-
--- BECOME_PRUNER_SQL
-SET LOCAL ROLE countermand_pruner;
-
 -- CLOSE_CIRCUIT_SQL
 WITH closed AS (
   DELETE FROM circuits
@@ -230,10 +224,19 @@ ORDER BY expires_at
 LIMIT 1;
 
 -- GIVE_BACK_SQL
-UPDATE outgoing_calls
+UPDATE outgoing_calls AS o
 SET leased_by = NULL, leased_until = NULL
-WHERE org = $1 AND session_id = $2 AND leased_by = $3 AND ((call_id = $4 AND epoch = $5) OR epoch = 0)
-RETURNING call_id;
+FROM outgoing_calls AS mine
+WHERE mine.org = $1 AND mine.session_id = $2 AND mine.call_id = $4 AND mine.epoch = $5
+  AND o.org = $1 AND o.session_id = $2 AND o.leased_by = $3
+  AND (
+    o.call_id = $4
+    OR o.epoch = 0 AND NOT EXISTS (
+      SELECT FROM outgoing_calls AS passed
+      WHERE passed.org = $1 AND passed.session_id = $2 AND passed.step_index < mine.step_index AND passed.step_index > o.step_index
+    )
+  )
+RETURNING o.call_id;
 
 -- HALTED_SQL
 SELECT
@@ -805,7 +808,7 @@ UPDATE outgoing_calls AS o
 SET leased_until = CASE WHEN o.leased_by IS NOT NULL THEN clock_timestamp() + make_interval(secs => $5) END
 FROM unnest($1::text[], $2::text[], $3::uuid[], $4::bigint[]) AS mine (org, session_id, call_id, epoch)
 WHERE o.org = mine.org AND o.session_id = mine.session_id AND o.call_id = mine.call_id AND o.epoch = mine.epoch
-RETURNING o.call_id;
+RETURNING o.call_id, o.epoch;
 
 -- RESUME_EVERYTHING_SQL
 WITH resumed AS (

@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from app.cli import keys, serving
+from app.cli.target import target
 from app.domain.model import Role
 from app.settings import Settings
 from tests.conftest import with_database
@@ -22,12 +23,19 @@ PATIENCE_SECONDS = 60
 UNREACHABLE = "postgresql://nobody@127.0.0.1:1/nothing"
 PASSWORD = "hunter2"
 
-# A command and its settings -> its exit code and what its one line names. `{database}`: one that is not there; `{port}`: one that is taken;
-# `{file}`: a file with the URL of an unreachable database.
+# A command and its settings -> its exit code and what its one line names. `{database}`: one that is not there; `{standby}`: one whose
+# server should be a standby and is none; `{port}`: one that is taken; `{file}`: a file with the URL of an unreachable database.
 FAULTS: dict[str, tuple[str, dict[str, str], int, str]] = {
     "egress": ("serve", {"EGRESS_ALLOW": "10.0.0.0/99", "DATABASE_URL": UNREACHABLE}, 2, "COUNTERMAND_EGRESS_ALLOW: "),
     "scheme": ("serve", {"DATABASE_URL": f"mysql://root:{PASSWORD}@127.0.0.1/x"}, 2, "COUNTERMAND_DATABASE_URL: "),
     "sign": ("serve", {"DATABASE_URL": f"postgresql://u:{PASSWORD}/x@127.0.0.1/x"}, 2, "COUNTERMAND_DATABASE_URL: "),
+    "where to listen": (
+        "serve",
+        {"DATABASE_URL": UNREACHABLE, "LISTEN_DATABASE_URL": f"mysql://root:{PASSWORD}@127.0.0.1/x"},
+        2,
+        "COUNTERMAND_LISTEN_DATABASE_URL: ",
+    ),
+    "no primary": ("migrate", {"DATABASE_URL": "{standby}"}, 5, "cannot be reached"),
     "missing file": ("serve", {"DATABASE_URL_FILE": "/nowhere/url"}, 2, "cannot read /nowhere/url"),
     "two sources": ("migrate", {"DATABASE_URL_FILE": "{file}", "DATABASE_URL": UNREACHABLE}, 2, "not both"),
     "unreachable by file": ("migrate", {"DATABASE_URL_FILE": "{file}"}, 5, "cannot be reached"),
@@ -58,6 +66,7 @@ def test_command_ends_with_one_line_when_it_is_not_set_up(cluster_url: str, tmp_
     command, settings, code, named = FAULTS[fault]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         places = {"{database}": with_database(cluster_url, "nowhere"), "{port}": str(taken.getsockname()[1])}
+        places["{standby}"] = f"{cluster_url}&target_session_attrs=standby"  # the suite's is none
         places["{file}"] = str(tmp_path / "url")
         (tmp_path / "url").write_text(f"{UNREACHABLE}\n", encoding="utf-8")
         given = {"PORT": "0"} | {name: places.get(value, value) for name, value in settings.items()}
@@ -126,6 +135,13 @@ async def test_keys_are_not_known_when_one_of_them_is_not(database_url: str, tmp
     made = await made_keys(tmp_path, database_url)
     assert await are_known(database_url, made)
     assert not await are_known(database_url, made | {"admin": json.loads(unknown_keys())["admin"]})
+
+
+def test_database_is_waited_for_when_none_of_its_hosts_can_be_written_to(cluster_url: str) -> None:
+    """A service that starts in the middle of a promotion is not told that its URL is wrong."""
+    url = f"{cluster_url}&target_session_attrs=standby"
+    with target(Settings(_env_file=None, database_url=url)) as found:
+        assert found == url
 
 
 def test_environment_is_warned_of_when_it_is_nearly_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import asyncpg
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from app.domain.model import OrgName
 from app.storage.database import (
     MILLISECOND_BOUNDS,
-    RUNTIME_ROLE,
     Database,
     StorageUnavailable,
     is_org_name,
@@ -21,18 +19,10 @@ from app.storage.database import (
 )
 from tests.factories import owner_connection
 from tests.storage.acts import ACME, BETA, RUN, do_steps
+from tests.storage.interruptions import cancel_anywhere, orgs_seen
 
 APPLICATION = "tests cancelled"
 ROUNDS = 60
-PATIENCE_SECONDS = 10.0
-LEFT_OPEN_SQL = """
-SELECT count(*) FROM pg_stat_activity
-WHERE application_name = $1 AND (state LIKE 'idle in transaction%' OR state = 'active')
-"""
-INSERT_SQL = """
-INSERT INTO keys (org, key_id, secret_sha256, role, subject)
-VALUES ('acme', $1, decode(repeat('00', 32), 'hex'), 'agent', $2)
-"""
 
 
 @asynccontextmanager
@@ -42,46 +32,11 @@ async def pool(database_url: str, size: int) -> AsyncIterator[Database]:
         yield opened
 
 
-async def make_two_keys(database: Database, count: int) -> None:
-    """Insert two rows in one transaction, with some work between: both stand or neither does."""
-    async with database.transaction(ACME) as tx:
-        await tx.connection.execute(INSERT_SQL, f"{count:011}a", str(count))
-        await tx.connection.execute("SELECT pg_sleep(0.002)")
-        await tx.connection.execute(INSERT_SQL, f"{count:011}b", str(count))
-
-
-async def orgs_seen(database: Database, org: OrgName) -> set[str]:
-    """Return the orgs whose sessions a transaction sees, and check that it is the only thing going on in its connection."""
-    async with database.transaction(org) as tx:
-        assert await tx.connection.fetchval("SELECT current_setting('app.org')") == org
-        assert await tx.connection.fetchval("SELECT current_user::text") == "countermand_runtime"
-        return {row["org"] for row in await tx.connection.fetch("SELECT org FROM sessions")}
-
-
 @pytest.mark.parametrize("size", [1, 2])
 async def test_next_transaction_is_clean_when_one_was_cancelled_anywhere(database_url: str, size: int) -> None:
     """Cancelled while connecting, beginning, working or committing: the next org sees its own rows, and no transaction is left open."""
     async with pool(database_url, size) as database:
-        for org in (ACME, BETA):
-            await do_steps(database, RUN, 1, org)
-        async with owner_connection(database_url) as owner:
-            await owner.execute("INSERT INTO orgs (org) VALUES ('acme')")
-        started = time.perf_counter()
-        await make_two_keys(database, 0)
-        longest = 1.5 * (time.perf_counter() - started)
-        dice = random.Random(size)
-        for count in range(1, ROUNDS + 1):
-            task = asyncio.create_task(make_two_keys(database, count))
-            await asyncio.wait({task}, timeout=dice.uniform(0, longest))
-            task.cancel()
-            await asyncio.wait({task}, timeout=PATIENCE_SECONDS)
-            assert task.done()
-            assert await orgs_seen(database, BETA) == {BETA}
-        await asyncio.gather(*(orgs_seen(database, ACME) for _ in range(size)))
-        async with owner_connection(database_url) as owner:
-            assert await owner.fetchval(LEFT_OPEN_SQL, APPLICATION) == 0
-            halves = await owner.fetch("SELECT subject FROM keys GROUP BY subject HAVING count(*) <> 2")
-        assert halves == [], "a cancelled transaction left half of its rows"
+        await cancel_anywhere(database, database_url, random.Random(size), rounds=ROUNDS)
 
 
 async def test_nothing_is_kept_when_the_block_raises(database: Database, database_url: str) -> None:
@@ -159,7 +114,7 @@ async def pool_without_reset(database_url: str, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("app.storage.database.RESET_TIMEOUT_SECONDS", 0.05)
     async with asyncpg.create_pool(
-        database_url, min_size=0, max_size=1, reset=hang, server_settings={"role": RUNTIME_ROLE, "application_name": APPLICATION}
+        database_url, min_size=0, max_size=1, reset=hang, server_settings={"application_name": APPLICATION}
     ) as opened:
         yield Database(opened)
 
@@ -189,6 +144,24 @@ async def test_exception_comes_out_as_it_was_when_its_connection_cannot_be_reset
         with pytest.raises(LookupError, match="changed my mind"):
             await write_and_raise(database)
         await make_org(database, ACME)
+
+
+async def test_exception_comes_out_as_it_was_when_its_connection_is_gone(database: Database, database_url: str) -> None:
+    """Cancellation above all: who is told to stop must not go on because there was nothing left to roll back."""
+    with pytest.raises(LookupError, match="changed my mind"):
+        await lose_connection_and_raise(database, database_url)
+    assert await orgs_seen(database, ACME) == set()
+
+
+async def lose_connection_and_raise(database: Database, database_url: str) -> None:
+    """Raise after the backend of the transaction was ended and its client has noticed."""
+    async with database.transaction(ACME) as tx:
+        with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
+            backend = await tx.connection.fetchval("SELECT pg_backend_pid()")
+            async with owner_connection(database_url) as owner:
+                await owner.fetchval("SELECT pg_terminate_backend($1, 5000)", backend)
+            await tx.connection.fetchval("SELECT 1")
+        raise LookupError("changed my mind")
 
 
 async def test_connections_are_bounded_when_they_hold_locks(database: Database) -> None:

@@ -173,7 +173,7 @@ async def test_leases_are_renewed_and_released_when_they_are_ones_own(database: 
     stale = replace(claimed, epoch=claimed.epoch - 1)
     async with database.dispatch() as connection:
         assert await calls.renew(connection, [stale], 60) == set()
-        assert await calls.renew(connection, [claimed, stale], 60) == {claimed.call_id}
+        assert await calls.renew(connection, [claimed, stale], 60) == {claimed}
         await calls.release(connection, [stale])
     async with owner_connection(database_url) as connection:
         assert await connection.fetchval("SELECT leased_until > clock_timestamp() + interval '50 s' FROM outgoing_calls")
@@ -254,4 +254,31 @@ async def test_nothing_is_given_back_when_it_was_claimed_anew(database: Database
     (following,) = await claim(database)
     assert following.epoch == 1
     await give_back(database, again)
+    assert await claim(database) == []
+
+
+async def test_nothing_is_given_back_when_another_task_of_the_worker_has_moved_on(database: Database, database_url: str) -> None:
+    """A task that lost its call to another of the same worker takes nothing from that one: the next call is being sent."""
+    await do_steps(database, RUN, 2)
+    await fail(database)
+    (lost,) = await claim(database)
+    async with owner_connection(database_url) as connection:
+        await connection.execute(END_LEASES_SQL)
+    (again,) = await claim(database)
+    assert (await go_on(database, again)).epoch == 0
+    await give_back(database, lost)
+    assert await claim(database) == []
+
+
+async def test_nothing_is_given_back_when_another_task_of_the_worker_is_further_down(database: Database, database_url: str) -> None:
+    """What a lost write left was claimed anew, and done: the call after it is not of that write."""
+    await do_steps(database, RUN, 3)
+    await fail(database)
+    (known,) = await claim(database)
+    await go_on(database, known)
+    async with owner_connection(database_url) as connection:
+        await connection.execute(END_LEASES_SQL)
+    (following,) = await claim(database)
+    assert (await go_on(database, following)).epoch == 0
+    await give_back(database, known)
     assert await claim(database) == []
