@@ -6,7 +6,7 @@ UV ?= uv
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants standby container-proof lock
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants faults standby container-proof lock
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -50,6 +50,9 @@ large: ## unwind a session of 10,000 steps and print what each undo cost
 
 mutants: ## break the code in small ways and see that a test notices each
 	$(TOOL) tests.mutants
+
+faults: ## break things under load by seeds and hold what happened against the invariants; OPTIONS="--seeds 17"
+	$(TOOL) tests.faults $(OPTIONS)
 
 standby: ## kill a primary under load, promote its standby, and print what was lost, by the way of replicating
 	$(TOOL) tests.faults.standby

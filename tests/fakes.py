@@ -7,22 +7,18 @@ In a test's own loop:
         first, second = await endpoint.wait_for_requests(2)
         assert endpoint.applications_of("undo-...") == 1
 
-In a process of its own, for tests that kill the service: `EndpointProcess`, or by hand
-`python -m tests.fakes --port 0 --log FILE --script '{"/undo/a": [{"status": 503}, {"mode": "hang"}]}'`, whose first line on stdout is
-`{"port": N}`. Each request is fsynced to FILE before it is answered; `read_log(FILE)` gives the same `Received` values back.
+With a `log_path`, each request is fsynced to that file before it is answered, and `read_log` gives the same `Received` values back;
+tests.faults.endpoint runs it in a process of its own.
 """
 
-import argparse
 import asyncio
 import contextlib
 import gzip
 import json
 import os
-import signal
 import socket
 import ssl
 import struct
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +36,6 @@ DRIP_SECONDS = 0.02
 MAX_HEAD_BYTES = 256 * 1024
 BLOCK = b"x" * 65_536
 FLOOD_HEADER_LINES = 20_000
-# A forgotten process ends by itself after this many seconds.
-DEFAULT_LIFETIME_SECONDS = 600.0
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Mode(StrEnum):
@@ -56,6 +49,7 @@ class Mode(StrEnum):
     RESET_BEFORE_REPLY = "reset_before_reply"
     RESET_AFTER_PROCESSING = "reset_after_processing"
     RESET_IN_BODY = "reset_in_body"
+    RESET_AFTER_REPLY = "reset_after_reply"
     CLOSE_WITHOUT_REPLY = "close_without_reply"
     HANG = "hang"
     DRIP = "drip"
@@ -74,6 +68,8 @@ class Reply:
 
     `gate`: the answer waits until it is set. `delay_seconds`: then for that long, real time; prefer a gate. `applies` None: an effect
     takes place if the status is below 300 and the mode is not `reset_before_reply`. It takes place before gate and delay.
+    `busy_status`: what other requests under the same key are answered while this answer is on its way. `forgets_key`: the effect takes
+    place although that key has had it.
     Modes: `interim` sends a 103 first; `hang` never answers; `drip` sends the head and then single bytes, `drip_head` starts with
     them; `endless` and `endless_continue` never stop; `wrong_length` announces more bytes than it sends, `extra_bytes` fewer.
     """
@@ -85,6 +81,8 @@ class Reply:
     gate: asyncio.Event | None = None
     delay_seconds: float = 0.0
     applies: bool | None = None
+    busy_status: int | None = None
+    forgets_key: bool = False
 
     @property
     def does_apply(self) -> bool:
@@ -99,7 +97,8 @@ class Received:
     """One request as it arrived, names and values of headers untouched.
 
     Times are `time.monotonic()` seconds, comparable between processes of one Linux machine. `ended_at` is None while the answer is
-    not out. `is_applied`: this request made the effect happen (a known key in a key-aware endpoint does not apply twice).
+    not out; `left_at` is when the client was gone before that. `is_applied`: this request made the effect happen (a known key in a
+    key-aware endpoint does not apply twice). `status` and `mode` are the reply's.
     """
 
     number: int
@@ -111,6 +110,9 @@ class Received:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     is_applied: bool = False
+    status: int = HTTPStatus.OK
+    mode: str = Mode.NORMAL
+    left_at: float | None = None
 
     @property
     def path(self) -> str:
@@ -126,6 +128,26 @@ class Received:
         """Return the first value of that header, matched without case."""
         wanted = name.lower().encode()
         return next((value.decode("latin-1") for found, value in self.headers if found.lower() == wanted), None)
+
+
+class Ear(asyncio.StreamReader):
+    """Hears when the other side leaves, however long ago anybody listened."""
+
+    left_at: float | None = None
+
+    def feed_eof(self) -> None:
+        """Take note of a polite end."""
+        self._note_leaving()
+        super().feed_eof()
+
+    def set_exception(self, exc: Exception) -> None:
+        """Take note of a broken connection."""
+        self._note_leaving()
+        super().set_exception(exc)
+
+    def _note_leaving(self) -> None:
+        if self.left_at is None:
+            self.left_at = time.monotonic()
 
 
 ScriptItem = Reply | Callable[[Received], Reply]
@@ -164,6 +186,7 @@ class FakeEndpoint:
         self._remembers_keys = remembers_keys
         self._ssl_context = ssl_context
         self._applications: Counter[str | None] = Counter()
+        self._playing: dict[str | None, Reply] = {}
         self._changed = asyncio.Condition()
         self._closing = asyncio.Event()
         self._conversations: set[asyncio.Task[None]] = set()
@@ -178,8 +201,12 @@ class FakeEndpoint:
             self._numbered = len(earlier)
             self._applications.update(request.key for request in earlier if request.is_applied)
             self._log = self._log_path.open("a", encoding="utf-8")
-        self._server = await asyncio.start_server(
-            self._converse, self._host, self.port, ssl=self._ssl_context, limit=MAX_HEAD_BYTES, reuse_address=True
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: asyncio.StreamReaderProtocol(Ear(limit=MAX_HEAD_BYTES), self._converse),
+            self._host,
+            self.port,
+            ssl=self._ssl_context,
+            reuse_address=True,
         )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -289,6 +316,10 @@ class FakeEndpoint:
     async def _answer(self, request: Received, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Log the request, apply it, play its reply; return whether the connection stays open."""
         reply = self._next_reply(request)
+        is_repeat = request.key in self._playing
+        if not is_repeat:
+            self._playing[request.key] = reply
+        request.status, request.mode = reply.status, reply.mode
         self._apply(request, reply)
         self.received.append(request)
         self._write_log({"event": "received", **_to_json(request)})
@@ -303,11 +334,16 @@ class FakeEndpoint:
             return await self._play(reply, reader, writer)
         finally:
             self.in_flight -= 1
-            request.ended_at = time.monotonic()
-            self._write_log({"event": "ended", "number": request.number, "ended_at": request.ended_at})
+            if not is_repeat:
+                del self._playing[request.key]
+            request.ended_at, request.left_at = time.monotonic(), reader.left_at if isinstance(reader, Ear) else None
+            self._write_log({"event": "ended", "number": request.number, "ended_at": request.ended_at, "left_at": request.left_at})
             await self._announce()
 
     def _next_reply(self, request: Received) -> Reply:
+        playing = self._playing.get(request.key) if request.key is not None else None
+        if playing is not None and playing.busy_status is not None:
+            return Reply(status=playing.busy_status)
         replies = self._script.get(request.path)
         if not replies:
             return self._default
@@ -315,7 +351,7 @@ class FakeEndpoint:
         return item if isinstance(item, Reply) else item(request)
 
     def _apply(self, request: Received, reply: Reply) -> None:
-        is_known = self._remembers_keys and request.key is not None and self._applications[request.key] > 0
+        is_known = self._remembers_keys and not reply.forgets_key and request.key is not None and self._applications[request.key] > 0
         request.is_applied = reply.does_apply and not is_known
         if request.is_applied:
             self._applications[request.key] += 1
@@ -342,6 +378,9 @@ class FakeEndpoint:
                 await self._play_without_end(reply, writer)
             case Mode.RESET_IN_BODY:
                 await _send(writer, _head(reply, {"Content-Length": str(len(reply.body) + len(BLOCK))}), reply.body)
+                _reset(writer)
+            case Mode.RESET_AFTER_REPLY:
+                await _send(writer, *_framed(reply))
                 _reset(writer)
             case Mode.NORMAL | Mode.INTERIM | Mode.CHUNKED | Mode.GZIP | Mode.EXTRA_BYTES:
                 await _send(writer, *_framed(reply))
@@ -371,12 +410,13 @@ class FakeEndpoint:
                     await self._pause(DRIP_SECONDS)
 
     def _write_log(self, event: Mapping[str, object]) -> None:
-        """Append one line and wait until the disk has it: what was answered is in the file."""
+        """Append one line; what arrived is on the disk before it is answered."""
         if self._log is None:
             return
         self._log.write(json.dumps(event) + "\n")
         self._log.flush()
-        os.fsync(self._log.fileno())
+        if event["event"] == "received":
+            os.fsync(self._log.fileno())
 
 
 def _head(reply: Reply, framing: Mapping[str, str]) -> bytes:
@@ -443,127 +483,24 @@ def _to_json(request: Received) -> dict[str, object]:
         "headers": [[name.decode("latin-1"), value.decode("latin-1")] for name, value in request.headers],
         "body": request.body.decode("utf-8", "surrogateescape"),
         "is_applied": request.is_applied,
+        "status": request.status,
+        "mode": request.mode,
     }
 
 
-def read_log(path: Path) -> list[Received]:
-    """Return the requests that a `--log` file tells of, in order of arrival; a half-written last line is not counted."""
+def read_log(path: Path, offset: int = 0) -> list[Received]:
+    """Return the requests that a log tells of from `offset` on, in order of arrival; a half-written last line is not counted."""
     requests: dict[int, Received] = {}
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-        if not line.endswith("\n"):
+    for line in path.read_bytes()[offset:].splitlines(keepends=True) if path.exists() else ():
+        if not line.endswith(b"\n"):
             break
         event = json.loads(line)
         if event.pop("event") == "ended":
-            requests[event["number"]].ended_at = event["ended_at"]
+            if event["number"] in requests:
+                ended = requests[event["number"]]
+                ended.ended_at, ended.left_at = event["ended_at"], event["left_at"]
             continue
         headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in event.pop("headers"))
         body = event.pop("body").encode("utf-8", "surrogateescape")
         requests[event["number"]] = Received(ended_at=None, headers=headers, body=body, **event)
     return list(requests.values())
-
-
-def reply_from_json(value: Mapping[str, object]) -> Reply:
-    """Read one reply of a `--script`: the fields of `Reply` without `gate`; `body` is text.
-
-    Raises:
-        ValueError: an unknown member or mode.
-    """
-    unknown = value.keys() - {"status", "headers", "body", "mode", "delay_seconds", "applies"}
-    if unknown:
-        message = f"unknown members of a reply: {sorted(unknown)}"
-        raise ValueError(message)
-    headers, applies = value.get("headers", {}), value.get("applies")
-    assert isinstance(headers, Mapping)
-    return Reply(
-        status=int(str(value.get("status", 200))),
-        headers={str(name): str(text) for name, text in headers.items()},
-        body=str(value.get("body", "{}")).encode(),
-        mode=Mode(str(value.get("mode", "normal"))),
-        delay_seconds=float(str(value.get("delay_seconds", 0.0))),
-        applies=None if applies is None else bool(applies),
-    )
-
-
-class EndpointProcess:
-    """A `FakeEndpoint` in a process of its own, which outlives a killed service and ends with this one.
-
-    `script`: path -> replies as JSON values (see `reply_from_json`). The same `log_path` may be used again after a restart.
-    """
-
-    def __init__(
-        self,
-        log_path: Path,
-        script: Mapping[str, Sequence[Mapping[str, object]]] | None = None,
-        *,
-        port: int = 0,
-        remembers_keys: bool = True,
-    ) -> None:
-        """Keep the command; the process runs from `async with` on."""
-        self.log_path = log_path
-        self.port = port
-        self._arguments = ["--log", str(log_path), "--script", json.dumps(script or {}), "--until-stdin-closes"]
-        if not remembers_keys:
-            self._arguments.append("--forgets-keys")
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def __aenter__(self) -> Self:
-        """Start it and wait for its port."""
-        pipe = asyncio.subprocess.PIPE
-        command = [sys.executable, "-m", "tests.fakes", "--port", str(self.port), *self._arguments]
-        self._process = await asyncio.create_subprocess_exec(*command, cwd=REPOSITORY, stdin=pipe, stdout=pipe)
-        assert self._process.stdout is not None
-        async with asyncio.timeout(DEFAULT_WAIT_SECONDS):
-            line = await self._process.stdout.readline()
-        self.port = json.loads(line)["port"]
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        """End it and wait for it."""
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            await asyncio.wait_for(self._process.wait(), DEFAULT_WAIT_SECONDS)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
-
-    def url(self, path: str = "/") -> str:
-        """Return the absolute URL of `path` there."""
-        return f"http://127.0.0.1:{self.port}{path}"
-
-    def received(self) -> list[Received]:
-        """Return what has arrived, from the file."""
-        return read_log(self.log_path)
-
-
-async def _serve(options: argparse.Namespace) -> None:
-    """Listen until told to stop, until stdin closes, or for the lifetime."""
-    script = {path: [reply_from_json(reply) for reply in replies] for path, replies in json.loads(options.script).items()}
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    if options.until_stdin_closes:
-        loop.add_reader(sys.stdin.fileno(), stop.set)  # nothing is ever written there: readable means closed
-    endpoint = FakeEndpoint(script, remembers_keys=not options.forgets_keys, port=options.port, log_path=options.log)
-    async with endpoint:
-        sys.stdout.write(json.dumps({"port": endpoint.port}) + "\n")
-        sys.stdout.flush()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), options.max_seconds)
-
-
-def main() -> None:
-    """Run one endpoint in the foreground."""
-    parser = argparse.ArgumentParser(description="A scripted HTTP endpoint on 127.0.0.1 that logs every request it gets.")
-    parser.add_argument("--port", type=int, default=0, help="0: any free one; the first line on stdout tells which")
-    parser.add_argument("--log", type=Path, help="file for the requests, JSON Lines, fsynced before each answer")
-    parser.add_argument("--script", default="{}", help="JSON: path -> list of replies; the last one is repeated")
-    parser.add_argument("--forgets-keys", action="store_true", help="apply an effect again when its Idempotency-Key comes again")
-    parser.add_argument("--until-stdin-closes", action="store_true", help="end with the process that holds the other end of stdin")
-    parser.add_argument("--max-seconds", type=float, default=DEFAULT_LIFETIME_SECONDS, help="end after this long at the latest")
-    asyncio.run(_serve(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

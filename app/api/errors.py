@@ -1,5 +1,6 @@
 """Turn every refusal and every crash into one `application/problem+json` answer. Must not decide anything, nor show what a crash said."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -183,7 +184,10 @@ class CrashGuard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; a crash before the answer began becomes a 500, one after it leaves the answer cut off."""
+        """Run the app; a crash before the answer began becomes a 500, one after it leaves the answer cut off.
+
+        A request that outlasts the grace of a stop is cancelled by the server: whoever asked may ask another replica.
+        """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -198,6 +202,10 @@ class CrashGuard:
             await self._app(scope, receive, watched)
         except ClientDisconnect:
             return
+        except asyncio.CancelledError:
+            if not is_started:
+                await answer(Request(scope), Unavailable("stopping", "the service is stopping; ask again"))(scope, receive, send)
+            raise
         except Exception as error:  # noqa: BLE001 - the outermost edge: what arrives here was handled by nobody
             response = _crash(Request(scope), error)
             if not is_started:

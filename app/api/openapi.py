@@ -28,7 +28,7 @@ BEARER_SCHEME = "bearer"
 _REF_PREFIX = "#/components/schemas/"
 
 # What the edge itself can answer; a route declares only what its verb adds (with `problem_responses`).
-_CODES_OF_API = ("invalid_request", "internal", "schema_missing", "storage_unavailable", "unauthenticated")
+_CODES_OF_API = ("invalid_request", "internal", "schema_missing", "stopping", "storage_unavailable", "unauthenticated")
 _CODES_OF_BODY = (
     *("body_too_large", "incomplete_body", "invalid_request", "malformed_json"),
     *("unsupported_content_coding", "unsupported_media_type"),

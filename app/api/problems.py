@@ -279,6 +279,11 @@ PROBLEMS: Mapping[str, Kind] = MappingProxyType(
         "schema_missing": _later(
             Unavailable, "The database has not the schema that this version knows.", "Run `countermand migrate`, then send it again."
         ),
+        "stopping": _yes(
+            Unavailable,
+            "The process is being stopped, and gave this request up; whether a change took effect is unknown.",
+            "Repeat it under the same `Idempotency-Key` or step, at another replica or when one is back.",
+        ),
         "storage_unavailable": _yes(
             Unavailable,
             "The database cannot answer now; whether a change took effect is unknown.",

@@ -9,7 +9,7 @@ from tests.conftest import StartService
 from tests.factories import do_step, open_service, undo_at
 from tests.fakes import FakeEndpoint
 from tests.faults.gates import Place, shut_gate
-from tests.faults.links import open_link
+from tests.faults.proxy import open_proxy
 
 LEASE_SECONDS = 60.0
 QUICKLY_SECONDS = 15  # beside the lease, and generous beside what it takes
@@ -41,14 +41,14 @@ async def test_unwind_goes_on_long_before_the_lease_ends_when_a_commit_loses_its
     for step in (1, 2):
         await do_step(api.agent, "s", step, endpoint.url(f"/{step}"))
     async with (
-        open_link(database_url) as link,
-        open_service(link.url, has_api=False, lease_seconds=LEASE_SECONDS),
+        open_proxy(database_url) as proxy,
+        open_service(proxy.url, has_api=False, lease_seconds=LEASE_SECONDS),
         shut_gate(database_url, "s", loss.kind, 2, Place.COMMIT) as gate,
     ):
         (await api.agent.fail("s")).raise_for_status()
         await gate.is_reached()
         if loss.does_stand:
-            link.cut()
+            proxy.leave()
         else:
             await gate.end_who_waits()
         await gate.open()
@@ -67,12 +67,12 @@ async def test_unwind_goes_on_long_before_the_lease_ends_when_the_claimed_entry_
     (await api.agent.fail("s")).raise_for_status()
     assert (await api.agent.fail_effect("s", 2, "not_applied")).status_code == 409
     async with (
-        open_link(database_url) as link,
+        open_proxy(database_url) as proxy,
         shut_gate(database_url, "s", EntryKind.COMPENSATING, 1, Place.COMMIT) as gate,
-        open_service(link.url, has_api=False, lease_seconds=LEASE_SECONDS),
+        open_service(proxy.url, has_api=False, lease_seconds=LEASE_SECONDS),
     ):
         await gate.is_reached()
-        link.cut()
+        proxy.leave()
         await gate.open()
         answer = await api.agent.fail("s", wait_s=QUICKLY_SECONDS)
     assert answer.json()["state"] == "compensated"

@@ -21,7 +21,8 @@ from app.engine import transport
 from app.engine.clock import SystemClock
 from app.engine.outbound import MAX_EXCERPT_BYTES, MAX_RESPONSE_BYTES, Outbound, OutgoingRequest
 from app.engine.transport import MAX_CONNECTIONS, Resolve, resolve_by_system
-from tests.fakes import EndpointProcess, FakeEndpoint, Mode, Reply
+from tests.fakes import FakeEndpoint, Mode, Reply
+from tests.faults.endpoint import EndpointProcess
 
 LOOPBACK = EgressPolicy.parse("127.0.0.0/8, ::1")
 HOST = "billing.test"

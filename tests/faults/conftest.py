@@ -1,6 +1,6 @@
 """Fixtures of the tests that kill things: processes on the test's database, and a relay of them for a whole file."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
@@ -9,21 +9,28 @@ import pytest
 import pytest_asyncio
 
 from tests.conftest import execute, with_database
-from tests.faults.processes import Relay, ServiceProcess, make_keys
+from tests.faults.nursery import Nursery
+from tests.faults.processes import UNHURRIED_MS, Relay, ServiceProcess, make_keys
 
 StartProcess = Callable[..., Awaitable[ServiceProcess]]
 
 
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Run one process that forks services for all tests of this one."""
+    with Nursery() as nursery:
+        yield nursery
+
+
 @pytest.fixture
-async def processes(database_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StartProcess]:
+async def processes(nursery: Nursery, database_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[StartProcess]:
     """Return what starts a service process on the test's database, given flags and settings by name; all are gone at the end."""
     keys = await make_keys(database_url)
     directory = tmp_path_factory.mktemp("service")
     async with AsyncExitStack() as stack:
 
-        async def start(*flags: str, **settings: Any) -> ServiceProcess:
-            spawned = await stack.enter_async_context(ServiceProcess(database_url, keys, directory, *flags, **settings))
-            return await spawned.serve()
+        async def start(*flags: str, nursery: Nursery = nursery, database_url: str = database_url, **settings: Any) -> ServiceProcess:
+            return await stack.enter_async_context(ServiceProcess(nursery, database_url, keys, directory, *flags, **settings))
 
         yield start
 
@@ -38,16 +45,16 @@ async def relay_url(cluster_url: str, template: str) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def relay(relay_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Relay]:
-    """Run a service process that may be killed, with the next one warmed up."""
+async def relay(nursery: Nursery, relay_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Relay]:
+    """Run a service process that may be killed."""
     keys = await make_keys(relay_url)
     directory = tmp_path_factory.mktemp("service")
     async with AsyncExitStack() as stack:
 
-        async def spawn() -> ServiceProcess:
-            return await stack.enter_async_context(ServiceProcess(relay_url, keys, directory, is_warm=True))
+        async def start() -> ServiceProcess:
+            return await stack.enter_async_context(ServiceProcess(nursery, relay_url, keys, directory, attempt_timeout_ms=UNHURRIED_MS))
 
-        relay = Relay(spawn)
-        await relay.begin()
+        relay = Relay(start)
+        await relay.go_on()
         yield relay
         assert [crash for process in relay.all for crash in process.crashes] == []

@@ -1,23 +1,20 @@
 """Kill -9 the database under load, right after an answer: nothing acknowledged is lost. Must not touch a cluster that is not its own."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 import pytest
 
-from app.cli.embedded_postgres import embedded_postgres
 from tests.conftest import migrate_into, with_database
 from tests.factories import Client, JsonObject, owner_connection, undo_at
 from tests.fakes import FakeEndpoint, Reply
 from tests.faults.gates import wait_until
 from tests.faults.judgement import assert_undone, do_steps
-from tests.faults.processes import ServiceProcess, make_keys
+from tests.faults.nursery import Nursery
+from tests.faults.processes import Cluster, ServiceProcess, make_keys, open_cluster
 
 pytestmark = pytest.mark.database
 
@@ -28,41 +25,12 @@ ANSWERS_BEFORE_KILL = 15  # 2xx to intercepts and commits of all writers togethe
 MAX_WAIT_SECONDS = 60
 
 
-class Cluster:
-    """A Postgres of this test's own that can be killed and started again on its data."""
-
-    def __init__(self, home: Path) -> None:
-        """Keep where its data lies; `start` it."""
-        named = os.environ.get("COUNTERMAND_TEST_POSTGRES_BIN_DIR")
-        self._bin_dir = Path(named) if named else None
-        self._home = home
-        self._running = ExitStack()
-        self.url = ""
-
-    def start(self) -> str:
-        """Start, recovering what a killed one left, and return the URL, always the same."""
-        self.url = self._running.enter_context(embedded_postgres(self._home, bin_dir=self._bin_dir))
-        return self.url
-
-    def kill(self) -> None:
-        """Kill -9 the postmaster, at once; its children find out by themselves."""
-        pid = (self._home / "cluster" / "postmaster.pid").read_text(encoding="utf-8").partition("\n")[0]
-        os.kill(int(pid), signal.SIGKILL)
-
-    def stop(self) -> None:
-        """Take away what is left of it."""
-        self._running.close()
-
-
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Run a cluster with a migrated database."""
-    cluster = Cluster(tmp_path / "pg")
-    try:
-        migrate_into(cluster.start(), DATABASE)
+    with open_cluster(tmp_path / "pg") as cluster:
+        migrate_into(cluster.url, DATABASE)
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,16 +119,15 @@ async def _assert_all_found(service: ServiceProcess, told: Acknowledged) -> None
         assert verified.json()["valid"] is True
 
 
-async def test_nothing_acknowledged_is_lost_when_postgres_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+async def test_nothing_acknowledged_is_lost_when_postgres_is_killed(nursery: Nursery, cluster: Cluster, tmp_path: Path) -> None:
     """Four writers and an unwind; the postmaster is killed right after a 2xx, twice: all is found, and all goes on without a restart."""
     url = with_database(cluster.url, DATABASE)
     held, stopping, told = asyncio.Event(), asyncio.Event(), Acknowledged()
     async with (
         FakeEndpoint({"/undo/2": [Reply(gate=held), Reply()]}) as endpoint,
-        ServiceProcess(url, await make_keys(url), tmp_path, lease_seconds=3.0) as spawned,
+        ServiceProcess(nursery, url, await make_keys(url), tmp_path, lease_seconds=3.0) as service,
         asyncio.TaskGroup() as writers,
     ):
-        service = await spawned.serve()
         keys = await do_steps(service.agent, endpoint, "unwinding", 2)
         await service.agent.fail("unwinding")
         await endpoint.wait_for_requests(1)

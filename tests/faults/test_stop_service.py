@@ -11,12 +11,12 @@ import pytest
 from tests.factories import owner_connection
 from tests.fakes import FakeEndpoint, Reply
 from tests.faults.conftest import StartProcess
+from tests.faults.gates import hold_sessions
 from tests.faults.judgement import assert_undone, do_steps, requests_of
-from tests.faults.processes import ServiceProcess
+from tests.faults.processes import UNHURRIED_MS, ServiceProcess
 
 LONG_LEASE_SECONDS = 60.0  # whoever goes on within the test did not wait for it to run out
 END_GRACE_SECONDS = 10.0
-UNHURRIED_MS = 30_000  # an attempt that is held here must not be over before a process has ended, however busy the machine
 
 
 async def _at_work(database_url: str, replicas: list[ServiceProcess]) -> tuple[ServiceProcess, ServiceProcess]:
@@ -79,3 +79,22 @@ async def test_a_stalled_replica_changes_nothing_when_another_has_taken_over(pro
     assert (first.key, first.body, first.header("Countermand-Attempt")) == (second.key, second.body, "1")
     assert (second.header("Countermand-Attempt"), third.key) == ("2", keys[1])
     assert stalled.crashes + other.crashes == []
+
+
+async def test_caller_is_asked_to_come_back_when_its_request_outlasts_the_grace(processes: StartProcess, database_url: str) -> None:
+    """A verb that waits for a lock when the service has to end: 503 with Retry-After, not 500; nothing was done, asking again does it."""
+    stopping, other = await asyncio.gather(processes(grace_seconds=1.0), processes())
+    async with FakeEndpoint() as endpoint:
+        keys = await do_steps(other.agent, endpoint, "run", 1)
+        async with hold_sessions(database_url, "run") as hold:
+            asking = asyncio.create_task(stopping.agent.fail("run"))
+            await hold.until_waiting(1)
+            stopping.terminate()
+            answer = await asking
+            assert await stopping.exit_code() == 0
+        assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json"), answer.text
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert answer.json()["code"] == "unavailable"
+        assert (await other.agent.session("run"))["state"] == "active"
+        await assert_undone(other.agent, other.auditor, endpoint, "run", keys)
+    assert stopping.crashes + other.crashes == []
