@@ -34,6 +34,7 @@ from app.engine.outbound import Outbound
 from app.engine.pauses import Pauses
 from app.engine.poison import Poison
 from app.engine.registry import Registry
+from app.engine.schema import Schema
 from app.engine.unwind import Unwind
 from app.engine.verbs import Verbs
 from app.engine.waits import Waits
@@ -124,7 +125,7 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             waits=waits,
             orchestrator=orchestrator,
             retry_defaults=_retry_defaults(settings),
-            schema_revision=SCHEMA_REVISION,
+            schema=Schema(database=database, revision=SCHEMA_REVISION, clock=clock),
             public_url=settings.public_url,
             telemetry=events.telemetry,
             gauges=_gauges(database, orchestrator, clock, events.telemetry),
@@ -133,7 +134,9 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             listen_url = _listen_url(settings, database_url)
             listening = group.create_task(keep_listening(listen_url, callbacks, clock)) if listen_url else None
             poison = Poison(database=database, events=events)
-            deadlines = Deadlines(database=database, forward=forward, poison=poison, clock=clock, sweep_seconds=settings.sweep_seconds)
+            deadlines = Deadlines(
+                database=database, forward=forward, poison=poison, schema=engine.schema, clock=clock, sweep_seconds=settings.sweep_seconds
+            )
             sweeping = group.create_task(deadlines.run()) if orchestrator else None
             turning = group.create_task(orchestrator.run()) if orchestrator else None
             _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
@@ -182,6 +185,7 @@ async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition r
         database=database,
         unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events, circuits=Circuits(rules=rules)),
         poison=Poison(database=database, events=events),
+        schema=Schema(database=database, revision=SCHEMA_REVISION, clock=clock),
         clock=clock,
         telemetry=events.telemetry,
         limits=Limits(

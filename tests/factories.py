@@ -185,7 +185,9 @@ def deadlines_of(service: Service) -> Deadlines:
     """Return a sweeper over the service's own parts, for a test to run by hand."""
     engine = service.app.state.engine
     poison = Poison(database=engine.database, events=new_events())
-    return Deadlines(database=engine.database, forward=engine.forward, poison=poison, clock=SystemClock(), sweep_seconds=0.01)
+    return Deadlines(
+        database=engine.database, forward=engine.forward, poison=poison, schema=engine.schema, clock=SystemClock(), sweep_seconds=0.01
+    )
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from app.engine.operations import Operations
 from app.engine.orchestrator import Orchestrator
 from app.engine.pauses import Pauses
 from app.engine.registry import Registry
+from app.engine.schema import Schema
 from app.engine.verbs import Ask
 from app.engine.waits import Waits
 from app.storage.answers import RepeatableRequest
@@ -40,7 +41,7 @@ class Engine:
     waits: Waits
     orchestrator: Orchestrator | None
     retry_defaults: RetryPolicy
-    schema_revision: str
+    schema: Schema
     public_url: str
     telemetry: Telemetry
     gauges: Gauges

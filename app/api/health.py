@@ -8,7 +8,7 @@ from app.api.dependencies import Engine, EngineDependency
 from app.api.problems import problem_responses
 from app.api.render import json_response
 from app.domain.errors import Unavailable
-from app.storage.database import StorageUnavailable, read_oldest_revision, read_revision
+from app.storage.database import StorageUnavailable
 
 OK = "ok"
 
@@ -32,18 +32,10 @@ async def readyz(engine: EngineDependency) -> Response:
 
 
 async def _database(engine: Engine) -> str:
-    """Compare the schema with what this code was written for; a newer one that still serves older code will do (docs/decisions/0023)."""
-    mine = engine.schema_revision
     try:
-        revision = await read_revision(engine.database)
-        if revision is None or revision < mine:
-            return f"schema revision is {revision}, expected {mine}: run `countermand migrate`"
-        oldest = mine if revision == mine else await read_oldest_revision(engine.database)
+        return await engine.schema.refusal() or OK
     except StorageUnavailable:
         return "unreachable"
-    if oldest is None or oldest > mine:
-        return f"schema revision is {revision}, which serves code of revision {oldest or revision} and newer; this is {mine}: upgrade it"
-    return OK
 
 
 def _orchestrator(engine: Engine) -> str:

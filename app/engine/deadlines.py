@@ -10,6 +10,7 @@ from app.domain.model import OrgName, SessionId
 from app.engine.clock import Clock
 from app.engine.forward import Forward
 from app.engine.poison import Poison
+from app.engine.schema import Schema
 from app.storage import sessions
 from app.storage.database import Database, StorageUnavailable
 
@@ -25,6 +26,7 @@ class Deadlines:
     database: Database
     forward: Forward
     poison: Poison
+    schema: Schema
     clock: Clock
     sweep_seconds: float
     _crashes: Counter[tuple[OrgName, SessionId]] = field(default_factory=Counter)
@@ -33,7 +35,8 @@ class Deadlines:
         """Sweep, wait, sweep again; a database that is away is waited for."""
         while True:
             try:
-                await self.sweep()
+                if await self.schema.serves():
+                    await self.sweep()
             except StorageUnavailable as error:
                 _log.warning("storage_unavailable", where="deadlines", cause=error.cause)
             await self.clock.sleep(self.sweep_seconds)

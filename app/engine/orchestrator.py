@@ -15,6 +15,7 @@ from app.domain.model import OrgName
 from app.domain.turns import Bounds, Queue
 from app.engine.clock import Clock
 from app.engine.poison import Poison
+from app.engine.schema import Schema
 from app.engine.unwind import Holding, LeaseLost, Unwind
 from app.storage import calls
 from app.storage import circuits as storage_circuits
@@ -48,6 +49,7 @@ class Orchestrator:
     database: Database
     unwind: Unwind
     poison: Poison
+    schema: Schema
     clock: Clock
     limits: Limits
     telemetry: Telemetry
@@ -96,6 +98,8 @@ class Orchestrator:
         if free <= 0:
             return
         try:
+            if not await self.schema.serves():
+                return
             async with self.database.dispatch() as connection:
                 claimed = await self._claim(connection, free)
             if self._stopping.is_set():  # the stop may have come while the claim was under way
