@@ -1,7 +1,8 @@
 -- The database and its two users, for psql, as superuser of an empty cluster: docker-compose.yml runs it when its volume is made.
 --
 -- countermand_owner migrates: it owns the database and every table. countermand_service serves: it owns nothing, inherits nothing, and
--- may only become one of the roles that statements run as: two serve, the third deletes what is past its retention, and is for `prune`.
+-- may only become one of the two roles that the service's statements run as. The third, countermand_pruner, deletes what is past its
+-- retention: `prune` runs as the owner, so that whoever takes over the service cannot delete what happened.
 -- They stand in no other place but here and in the migrations, which find them made. Each password is taken from its database URL, so
 -- that it is written down once.
 \set ON_ERROR_STOP on
@@ -16,7 +17,7 @@ CREATE ROLE countermand_runtime NOLOGIN;
 CREATE ROLE countermand_dispatcher NOLOGIN;
 CREATE ROLE countermand_pruner NOLOGIN;
 GRANT countermand_runtime, countermand_dispatcher, countermand_pruner TO countermand_owner WITH ADMIN OPTION;
-GRANT countermand_runtime, countermand_dispatcher, countermand_pruner TO countermand_service;
+GRANT countermand_runtime, countermand_dispatcher TO countermand_service;
 
 CREATE DATABASE countermand OWNER countermand_owner;
 REVOKE ALL ON DATABASE countermand FROM PUBLIC;
