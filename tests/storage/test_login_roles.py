@@ -14,16 +14,21 @@ import asyncpg
 import pytest
 
 from app.cli.embedded_postgres import embedded_postgres, find_binaries
+from app.cli.manners import SetupError
 from app.cli.migrating import migrate
+from app.cli.pruning import Bound, prune
 from tests.factories import do_step, open_service, owner_connection
 from tests.fakes import FakeEndpoint
 from tests.golden import REPOSITORY
-from tests.probes import rest
+from tests.probes import fetch, rest
 
 ROLES_SQL = REPOSITORY / "deploy/roles.sql"
 MAKE_SECRETS = REPOSITORY / "deploy/make-secrets"
 OWNER, SERVICE = USERS = ("countermand_owner", "countermand_service")
 LOGINS_SQL = "SELECT rolname, rolsuper, rolcreaterole, rolcreatedb, rolbypassrls, rolinherit FROM pg_roles WHERE rolname = ANY($1)"
+AGE_SQL = """
+UPDATE sessions SET created_at = created_at - interval '31 days', active_at = active_at - interval '31 days' WHERE session_id = 'old'
+"""
 OWNED_SQL = """
 SELECT objid FROM pg_shdepend
 WHERE deptype = 'o' AND refclassid = 'pg_authid'::regclass AND refobjid = $1::regrole
@@ -85,6 +90,21 @@ async def test_session_is_unwound_when_the_service_logs_in_as_the_user_that_owns
         (request,) = await endpoint.wait_for_requests(1)
     assert found["state"] == "compensated"
     assert request.path == "/undo"
+
+
+async def test_only_the_owner_prunes_when_the_users_are_two(service_url: str, superuser_url: str) -> None:
+    """Whoever takes over the service cannot delete what happened; the user that migrates can, and takes every row of a session along."""
+    async with FakeEndpoint() as endpoint, open_service(service_url) as service:
+        await do_step(service.agent, "old", 1, endpoint.url("/undo"))
+        assert (await service.agent.complete("old")).is_success
+    await fetch(as_user(superuser_url, "postgres"), AGE_SQL)
+    bound = Bound(days=30, org=None, is_dry_run=False)
+    with pytest.raises(SetupError, match="GRANT countermand_pruner"):
+        await asyncio.to_thread(prune, service_url, bound, 1)
+    pruned = await asyncio.to_thread(prune, as_user(superuser_url, OWNER), bound, 1)
+    assert sum(pruned.went.values()) == 1
+    left = "SELECT FROM sessions WHERE session_id = 'old' UNION ALL SELECT FROM journal WHERE session_id = 'old'"
+    assert await fetch(as_user(superuser_url, "postgres"), left) == []
 
 
 async def test_passwords_are_those_of_the_urls_when_users_are_made(superuser_url: str) -> None:
