@@ -14,12 +14,12 @@ from app.api.strict_json import PlainInteger, Received, body, only_query
 from app.domain.journal import time_text
 from app.domain.json_text import Json
 from app.domain.model import Principal
+from app.domain.sending import DESTINATION
 from app.storage import destinations, pauses
 from app.storage.destinations import DestinationView, OpenCircuit
 from app.storage.pauses import Pause
 
 MAX_PAGE = 200
-DESTINATION = r"[a-z0-9._:-]{1,260}:[1-9][0-9]{0,4}"
 
 _CURSOR = shape(f"({DESTINATION})")
 
@@ -82,7 +82,7 @@ async def resume_destination(
     principal: Operator, engine: EngineDependency, destination: DestinationPath, received: ResumeDependency
 ) -> Response:
     """Take such a pause away; where the circuit is open, probe at once. A repeat is harmless, with or without an Idempotency-Key."""
-    standing = await engine.pauses.resume(principal.org, destination, _actor(principal), received.model.reason)
+    _, standing = await engine.pauses.resume(principal.org, destination, _actor(principal), received.model.reason)
     return _hold_response(destination, standing)
 
 
@@ -106,7 +106,7 @@ async def pause_org(principal: Operator, engine: EngineDependency, received: Pau
 )
 async def resume_org(principal: Operator, engine: EngineDependency, received: ResumeDependency) -> Response:
     """Take the org's pause away, not those of its destinations. A repeat is harmless, with or without an Idempotency-Key."""
-    standing = await engine.pauses.resume(principal.org, None, _actor(principal), received.model.reason)
+    _, standing = await engine.pauses.resume(principal.org, None, _actor(principal), received.model.reason)
     return _hold_response(None, standing)
 
 

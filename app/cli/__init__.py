@@ -71,7 +71,7 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")] = False,
     output: Annotated[Output, typer.Option(help="How the counts are printed.")] = Output.TEXT,
 ) -> None:
-    """Delete sessions that ended well, or were undone by themselves, long ago; those that a person had a hand in stay."""
+    """Delete sessions that ended well, or were undone by themselves, long ago; those that are resolved, or not clean, stay."""
     from app.cli import pruning
     from app.cli.target import target
     from app.settings import Settings

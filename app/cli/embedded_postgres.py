@@ -159,7 +159,9 @@ def _owner_lock(home: Path) -> Iterator[None]:
     try:
         if not _try_lock(descriptor):
             owner = os.pread(descriptor, 32, 0).decode("ascii").strip() or "unknown"
-            raise PostgresError(f"{home} is in use by process {owner}: stop it, or choose another data directory")
+            raise PostgresError(
+                f"{home} is in use by process {owner}: stop it, name a database in COUNTERMAND_DATABASE_URL, or choose another directory"
+            )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
         yield

@@ -13,7 +13,7 @@ from app.domain.unwinding import StackItem
 REASONS: Mapping[HaltReason, str] = MappingProxyType(
     {
         HaltReason.COMPENSATION_FAILED: "An undo failed for good: its endpoint refused it, or every retry was used up.",
-        HaltReason.DEADLINE_EXCEEDED: "An undo was not finished by its deadline; its endpoint may still be at it.",
+        HaltReason.DEADLINE_EXCEEDED: "An undo was not finished by its deadline: it was held until then, or its endpoint may be at it.",
         HaltReason.FAILED_AFTER_PIVOT: "The run failed after something irreversible went ahead, or may have; nothing was undone.",
         HaltReason.UNRESOLVED_REFERENCE: "An undo needs something that the call's result does not have, so it cannot be sent.",
         HaltReason.UNKNOWN_OUTCOME: "Nobody knows whether a call happened, and its tool says that a person has to find out first.",
@@ -27,7 +27,7 @@ REASONS: Mapping[HaltReason, str] = MappingProxyType(
 ADVICE: Mapping[HaltReason, str] = MappingProxyType(
     {
         HaltReason.COMPENSATION_FAILED: "Mend what the endpoint complains about and retry; or undo it by other means, skip it, and unwind.",
-        HaltReason.DEADLINE_EXCEEDED: "Ask the endpoint's owner whether it was done: if so, skip it as by hand and unwind; if not, retry.",
+        HaltReason.DEADLINE_EXCEEDED: "Never sent: retry. Sent: ask the endpoint's owner; if it was done, skip it as by hand and unwind.",
         HaltReason.FAILED_AFTER_PIVOT: "Decide whether what came before the irreversible step is undone all the same: unwind, or resolve.",
         HaltReason.UNRESOLVED_REFERENCE: "Undo the step by other means and skip it as by hand, or settle it with its result; then unwind.",
         HaltReason.UNKNOWN_OUTCOME: "Look in the tool's own records, settle the step as committed or not_applied, then unwind.",

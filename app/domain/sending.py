@@ -11,6 +11,9 @@ from app.domain.egress import absolute_location
 from app.domain.model import CallId, CallKind, Effect, Outcome, OutgoingCall, RetryPolicy, StepIndex
 from app.domain.retry import MAX_ERROR_CHARACTERS, Accepted, Attempt, Done, Failure, Permanent, Retry, Verdict
 
+DESTINATION = r"[a-z0-9._:-]{1,260}:[1-9][0-9]{0,4}"
+"""What `destination_of` makes of every URL that may be called: another name is one that no call ever has."""
+
 POISON_AFTER_INTERRUPTED = 10
 """Attempts of one call without a recorded end after which it is held to be what kills the worker: no more of them."""
 

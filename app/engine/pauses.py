@@ -27,15 +27,15 @@ class Pauses:
             _log.info("paused", org=org, destination=destination, actor=actor, reason=reason)
         return standing
 
-    async def resume(self, org: OrgName, destination: str | None, actor: str, reason: str) -> Pause | None:
-        """Take a pause away and have what is held to be away probed at once; return the wider pause that still holds it."""
+    async def resume(self, org: OrgName, destination: str | None, actor: str, reason: str) -> tuple[bool, Pause | None]:
+        """Take a pause away and have what is held to be away probed at once; return whether there was one, and the wider one that stays."""
         async with self.database.transaction(org) as tx:
             is_new = await pauses.resume(tx, destination)
             await circuits.probe_now(tx, destination)
             standing = await pauses.widest(tx, destination)
         if is_new:
             _log.info("resumed", org=org, destination=destination, actor=actor, reason=reason)
-        return standing
+        return is_new, standing
 
     async def pause_everything(self, actor: str, reason: str) -> bool:
         """Let nothing more be sent for any org; return False where that was so already."""

@@ -66,9 +66,9 @@ async def test_calls_are_held_and_let_go_when_it_is_said_so(
         ran = await run(acme, tmp_path, "pause", *options, "--reason", "moving")
         assert (ran.code, ran.out.partition(" is")[0].partition(" was")[0], ran.events) == (0, name, events)
         assert [tuple(found) for found in await fetch(acme, PAUSES_SQL)] == [(*row, "command-line", "moving")]
-    for events in (["resumed"], []):
+    for events, told in ((["resumed"], f"{name} is resumed"), ([], f"{name} was not paused")):
         ran = await run(acme, tmp_path, "resume", *options, "--reason", "done")
-        assert (ran.code, ran.out.partition(" is")[0].partition(" was")[0], ran.events) == (0, name, events)
+        assert (ran.code, ran.out, ran.events) == (0, told, events)
         assert await fetch(acme, PAUSES_SQL) == []
 
 
@@ -86,11 +86,14 @@ async def test_wider_pause_is_named_when_it_stays(acme: str, tmp_path: Path) -> 
         (["--destination", HERE], "name the org by --org"),
         (["--org", "nobody"], "there is no org 'nobody'"),
         (["--org", "Acme"], "'Acme' is no org name"),
+        (["--org", "acme", "--destination", "https://a.example"], "'https://a.example' is no destination: expected host:port"),
+        (["--org", "acme", "--destination", "A.example:443"], "'A.example:443' is no destination"),
+        (["--reason", ""], "expected a reason of 1 to 2000 characters"),
     ],
 )
 async def test_pause_is_refused_when_it_would_hold_nothing(options: list[str], words: str, acme: str, tmp_path: Path) -> None:
     """A slip of the pen is told, rather than believed to have stopped something."""
-    ran = await run(acme, tmp_path, "pause", *options, "--reason", "moving")
+    ran = await run(acme, tmp_path, "pause", "--reason", "moving", *options)
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.error
     assert await fetch(acme, PAUSES_SQL) == []

@@ -15,6 +15,8 @@ from textwrap import dedent
 from tests.golden import REPOSITORY
 
 MARK = re.compile(r"^ *<!-- (?P<name>stays|file|answer|refused|not run)(?:: (?P<value>.+))? -->$")
+# Around figures that a program printed: they are no mark of a block.
+FIGURES = re.compile(r"^<!-- (?:figures: .+|end of figures) -->$")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>\S*)[ \t]*$")
 # The service that documents are played against runs already; this is how they all begin.
 STARTS_DEV = "python3 -m app dev"
@@ -138,7 +140,7 @@ class Document:
                 marks = {**marks, mark["name"]: mark["value"] or ""}
                 pending.append(line.strip())
             else:
-                loose += [*pending, *re.findall(r"<!--.*", line)]
+                loose += [*pending, *([] if FIGURES.match(line) else re.findall(r"<!--.*", line))]
                 marks, pending = {}, []
         return blocks, [*loose, *pending]
 

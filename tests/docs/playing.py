@@ -388,7 +388,10 @@ class Development:
     database_url: str
 
     async def variables(self, org: str) -> dict[str, str]:
-        """Return what the lines set, with keys of an org of its own, and ORG: no document sees another's tools, sessions and questions."""
+        """Return what the lines set, the last one too, with keys of an org of its own, and ORG.
+
+        No document sees another's tools, sessions and questions.
+        """
         return await asyncio.to_thread(self._variables, org)
 
     def _variables(self, org: str) -> dict[str, str]:
@@ -396,4 +399,4 @@ class Development:
             f"COUNTERMAND_{role.upper()}_KEY": keys.create(self.database_url, org=org, role=role, subject=subject).key
             for role, subject in DEV_SUBJECTS.items()
         }
-        return variables_of(self.exports) | made | {"ORG": org}
+        return variables_of(self.exports) | made | {"ORG": org, "COUNTERMAND_DATABASE_URL": self.database_url}

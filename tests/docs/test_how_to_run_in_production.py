@@ -12,7 +12,6 @@ from app.cli.embedded_postgres import find_binaries
 from app.domain.keys import read_key
 from app.domain.model import Role
 from app.settings import Settings
-from app.storage.database import MILLISECOND_BOUNDS, RUNTIME_ROLE
 from tests.conftest import StartService, execute
 from tests.docs.documents import documents, read
 from tests.factories import do_step, owner_connection
@@ -58,17 +57,6 @@ def test_alerts_that_are_named_are_there() -> None:
     named = set(re.findall(r"`(Countermand[A-Z]\w+)`", DOCUMENT.prose))
     assert named
     assert named <= rules
-
-
-def test_what_a_pooler_has_to_ignore_is_what_is_asked_for_at_connect() -> None:
-    """A limit more in the code and none in the text would be a login without it."""
-    text = " ".join(DOCUMENT.prose.split())
-    found = re.search(r"`ignore_startup_parameters = ([\w,]+)`", text)
-    assert found is not None
-    assert found[1].split(",") == ["role", *MILLISECOND_BOUNDS]
-    assert f"SET role = '{RUNTIME_ROLE}'" in text
-    for name, milliseconds in MILLISECOND_BOUNDS.items():
-        assert f"SET {name} = '{int(milliseconds) // 1_000}s'" in text
 
 
 async def test_key_is_refused_when_it_is_revoked_as_shown(services: StartService) -> None:

@@ -131,7 +131,8 @@ async def test_files_stay_in_the_documents_folder_when_they_are_saved(tmp_path: 
 
 def test_loose_marks_are_found_when_no_block_follows() -> None:
     """A misspelt mark, and one with a line between it and its block, do nothing, so they must not stand there."""
-    text = "<!-- anwser -->\n```json\n{}\n```\n<!-- stays -->\n\n```sh\ntrue\n```\n<!-- answer -->"
+    figures = "<!-- figures: of a run -->\n| 1 |\n<!-- end of figures -->\n"
+    text = figures + "<!-- anwser -->\n```json\n{}\n```\n<!-- stays -->\n\n```sh\ntrue\n```\n<!-- answer -->"
     assert Document(name="some.md", text=text).loose_marks == ["<!-- anwser -->", "<!-- stays -->", "<!-- answer -->"]
 
 

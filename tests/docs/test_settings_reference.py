@@ -21,6 +21,7 @@ def range_of(schema: dict[str, Any]) -> str:
     """Write what a setting may be; `-` where it is a text of its own form."""
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
+    schema = next((option for option in schema.get("anyOf", ()) if "maximum" in option), schema)
     if "maximum" not in schema:
         return "-"
     low = f"above {schema['exclusiveMinimum']:g}" if "exclusiveMinimum" in schema else f"{schema['minimum']:g}"
