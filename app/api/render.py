@@ -83,6 +83,7 @@ def session_json(view: SessionView) -> Json:
         "effects": [effect_json(step) for step in view.steps],
         "undo_stack": [undo_entry_json(step.undo_entry, step.call) for step in reversed(view.steps) if step.undo_entry is not None],
         "unreadable_steps": [*view.unreadable],
+        "held_by": None if view.held_by is None else view.held_by.value,
     }
 
 

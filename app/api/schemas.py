@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from app.api.strict_json import LosslessJson, LosslessObject
+from app.domain.circuits import Hold
 from app.domain.model import (
     ApprovalState,
     EffectState,
@@ -99,6 +100,7 @@ class SessionView(BaseModel):
     effects: list[EffectView]
     undo_stack: list[UndoEntryView] = Field(description="Newest first: the order in which it is unwound.")
     unreadable_steps: list[int] = Field(description="Steps that are left out above: their rows are not such as this service knows.")
+    held_by: Hold | None = Field(description="Why nothing is sent although something is due: the destination is away, or paused.")
     created_at: datetime
     updated_at: datetime
     deadline_at: datetime | None

@@ -64,6 +64,13 @@ class Standing:
     limit: int | None = None
 
 
+class Hold(StrEnum):
+    """What keeps a call that is due from being sent."""
+
+    CIRCUIT = "circuit"
+    PAUSE = "pause"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Which destinations of one org take nothing now: those whose circuit is open, and those that a person has paused."""
@@ -74,7 +81,14 @@ class Held:
 
     def holds(self, destination: str, *, is_probe: bool = False) -> bool:
         """Tell whether nothing may be sent there; a probe passes an open circuit, and no pause."""
-        return self.is_all_paused or destination in self.pauses or (destination in self.circuits and not is_probe)
+        hold = self.by(destination)
+        return hold is Hold.PAUSE or (hold is Hold.CIRCUIT and not is_probe)
+
+    def by(self, destination: str) -> Hold | None:
+        """Say what holds a destination; people's pauses come first, since nothing but people ends them."""
+        if self.is_all_paused or destination in self.pauses:
+            return Hold.PAUSE
+        return Hold.CIRCUIT if destination in self.circuits else None
 
 
 NOTHING_HELD: Final = Held()

@@ -7,6 +7,7 @@ from datetime import datetime
 from asyncpg import Record
 
 from app.domain.access import may_see, session_not_found
+from app.domain.circuits import Hold
 from app.domain.errors import NotFound
 from app.domain.model import (
     MAX_STEP_INDEX,
@@ -24,6 +25,7 @@ from app.domain.model import (
     StepIndex,
     UndoEntry,
 )
+from app.storage import destinations
 from app.storage.database import Transaction
 from app.storage.rows import approval_of, call_of, effect_of, session_of, tool_of, undo_entry_of
 
@@ -51,11 +53,15 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionView:
-    """A session with all of its steps, by ascending step_index; `unreadable`: those whose rows are not such as this code knows."""
+    """A session with all of its steps, by ascending step_index.
+
+    `unreadable`: those whose rows are not such as this code knows. `held_by`: what keeps a call of it that is due from being sent.
+    """
 
     session: Session
     steps: Sequence[StepView]
     unreadable: Sequence[StepIndex] = ()
+    held_by: Hold | None = None
 
 
 SESSION_SQL = """
@@ -159,7 +165,15 @@ async def session_view(tx: Transaction, principal: Principal, session_id: Sessio
             steps.append(_step_view(row))
         except (KeyError, TypeError, ValueError):  # whoever has to look at the session has to see the rest of it
             unreadable.append(StepIndex(row["e_step_index"]))
-    return SessionView(session=found, steps=steps, unreadable=unreadable)
+    return SessionView(session=found, steps=steps, unreadable=unreadable, held_by=await _held_by(tx, steps))
+
+
+async def _held_by(tx: Transaction, steps: Sequence[StepView]) -> Hold | None:
+    due = [call for step in steps for call in (step.call, step.action) if call is not None and call.due_at is not None]
+    if not due:
+        return None
+    held = await destinations.held(tx)
+    return next((hold for call in due if (hold := held.by(call.destination)) is not None), None)
 
 
 async def step_view(tx: Transaction, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:

@@ -212,7 +212,7 @@ async def test_touch_moves_the_idle_deadline_and_nothing_else(services: StartSer
     (silent,) = await fetch(service.database_url, "SELECT active_at FROM sessions")
     touched = await service.agent.touch("s")
     assert touched.status_code == 200
-    steps = {"effects", "undo_stack", "unreadable_steps"}
+    steps = {"effects", "undo_stack", "unreadable_steps", "held_by"}
     assert touched.json() == {name: value for name, value in before.json().items() if name not in steps}
     after = await service.agent.get("/sessions/s")
     assert (after.text, after.headers["ETag"]) == (before.text, before.headers["ETag"])

@@ -198,6 +198,7 @@ async def test_nothing_is_sent_when_a_replica_finds_the_circuit_open(
     assert endpoint.received == []
     session = await service.agent.session("s")
     assert (session["state"], [entry["state"] for entry in session["undo_stack"]]) == ("compensating", ["compensated", "pending"])
+    assert session["held_by"] == "circuit"
     with structlog.testing.capture_logs() as logs:
         answer = await service.operator.post(f"/destinations/{destination(endpoint)}/resume", {"reason": "it is back"})
         assert answer.json() == {"destination": destination(endpoint), "paused": None}

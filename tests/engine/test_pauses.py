@@ -51,6 +51,7 @@ async def test_nothing_is_begun_when_it_is_paused(scope: str, services: StartSer
             (await other.fail("marker")).raise_for_status()
             assert (await rest(other, "marker"))["state"] == "compensated"
     assert endpoint.requests("/undo") == []
+    assert [(await service.agent.session(name))["held_by"] for name in ("s", "late")] == ["pause", None]
     with structlog.testing.capture_logs() as logs:
         if path is None:
             await asyncio.to_thread(pausing.resume, database_url, org=None, destination=None, reason="done")
