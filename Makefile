@@ -6,7 +6,7 @@ UV ?= uv
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants faults standby container-proof lock
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants faults standby herd container-proof lock
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -56,6 +56,9 @@ faults: ## break things under load by seeds and hold what happened against the i
 
 standby: ## kill a primary under load, promote its standby, and print what was lost, by the way of replicating
 	$(TOOL) tests.faults.standby
+
+herd: ## fail 10,000 sessions at once, with and without an outage in the middle, and print figures; OPTIONS="--sessions 1000"
+	$(TOOL) tests.faults.herd $(OPTIONS)
 
 container-proof: ## build the image and run docker-compose.yml's services without Docker (Linux, root); OPTIONS="--base IMAGE"
 	$(TOOL) deploy.container_proof $(OPTIONS)

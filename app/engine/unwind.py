@@ -192,7 +192,7 @@ class Unwind:
     async def _write(self, tx: Transaction, draft: Draft) -> Changes:
         changes = draft.changes()
         try:
-            await storage_changes.write(tx, [changes], lease=self.lease)
+            await storage_changes.write(tx, changes, lease=self.lease)
         except WriteConflict as conflict:
             raise LeaseLost from conflict
         return changes

@@ -137,7 +137,7 @@ def visible(locked: Locked | None, principal: Principal, session_id: SessionId) 
 async def write(tx: Transaction, draft: Draft) -> Changes:
     """Seal an account and write it."""
     changes = draft.changes()
-    await storage_changes.write(tx, [changes])
+    await storage_changes.write(tx, changes)
     return changes
 
 

@@ -381,7 +381,7 @@ SELECT
   ARRAY(SELECT destination FROM circuits WHERE org = $1) AS circuits,
   ARRAY(SELECT coalesce(destination, '') FROM pauses WHERE org = $1 OR org IS NULL) AS pauses
 FROM locked AS l
-JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = $2
 CROSS JOIN places AS p
 CROSS JOIN LATERAL (
   SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at

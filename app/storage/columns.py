@@ -5,25 +5,34 @@ from typing import Any, TypeVar
 
 from app.domain import compensation
 from app.domain.draft import Change, Changes
-from app.domain.model import Approval, Effect, OutgoingCall, SessionId, UndoEntry
+from app.domain.model import Approval, CallId, Effect, OutgoingCall, StepIndex, UndoEntry
 
 Row = TypeVar("Row", Effect, UndoEntry, OutgoingCall, Approval)
 
 
-def columns_of(batch: Sequence[Changes]) -> list[list[Any]]:
-    """Return one array per column and table, in the order of the parameters of `changes.WRITE_SQL` from $4 on."""
+def columns_of(changes: Changes) -> list[list[Any]]:
+    """Return one array per column and table, in the order of the parameters of `changes.WRITE_SQL` from $9 on."""
     return [
-        *_session_columns(batch),
-        *_new_effect_columns(batch),
-        *_moved_effect_columns(batch),
-        *_new_approval_columns(batch),
-        *_moved_approval_columns(batch),
-        *_new_undo_columns(batch),
-        *_moved_undo_columns(batch),
-        *_new_call_columns(batch),
-        *_moved_call_columns(batch),
-        *_entry_columns(batch),
+        *_session_columns(changes),
+        *_new_effect_columns(changes),
+        *_moved_effect_columns(changes),
+        *_new_approval_columns(changes),
+        *_moved_approval_columns(changes),
+        *_new_undo_columns(changes),
+        *_moved_undo_columns(changes),
+        *_new_call_columns(changes),
+        *_moved_call_columns(changes),
+        *_entry_columns(changes),
     ]
+
+
+def bounds_of(changes: Changes) -> list[StepIndex | CallId | None]:
+    """Return the lowest and the highest of the steps that are moved, then of the calls; None where none is."""
+    steps = [after.step_index for _, after in _moved(changes, Effect)]
+    steps += [after.step_index for _, after in _moved(changes, Approval)]
+    steps += [after.stack_position for _, after in _moved(changes, UndoEntry)]
+    calls = [after.call_id for _, after in _moved(changes, OutgoingCall)]
+    return [min(steps, default=None), max(steps, default=None), min(calls, default=None), max(calls, default=None)]
 
 
 def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> tuple[list[Any], ...]:
@@ -32,18 +41,16 @@ def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> tuple[list[Any], ..
     return columns or tuple([] for _ in range(width))
 
 
-def _new(batch: Sequence[Changes], kind: type[Row]) -> Iterable[tuple[SessionId, Row]]:
-    for changes in batch:
-        for change in _changes_of(changes, kind):
-            if change.before is None:
-                yield changes.after.session_id, change.after
+def _new(changes: Changes, kind: type[Row]) -> Iterable[Row]:
+    for change in _changes_of(changes, kind):
+        if change.before is None:
+            yield change.after
 
 
-def _moved(batch: Sequence[Changes], kind: type[Row]) -> Iterable[tuple[SessionId, Row, Row]]:
-    for changes in batch:
-        for change in _changes_of(changes, kind):
-            if change.before is not None:
-                yield changes.after.session_id, change.before, change.after
+def _moved(changes: Changes, kind: type[Row]) -> Iterable[tuple[Row, Row]]:
+    for change in _changes_of(changes, kind):
+        if change.before is not None:
+            yield change.before, change.after
 
 
 def _changes_of(changes: Changes, kind: type[Row]) -> Sequence[Change[Row]]:
@@ -57,38 +64,33 @@ def _changes_of(changes: Changes, kind: type[Row]) -> Sequence[Change[Row]]:
     return found
 
 
-def _session_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
-    rows = (
-        (
-            changes.after.session_id,
-            changes.before.state,
-            changes.before.revision,
-            changes.after.state,
-            changes.after.halt_reason,
-            changes.after.clean,
-            changes.after.pivoted,
-            changes.after.late_effect,
-            changes.after.last_step,
-            changes.after.failed_at,
-            changes.after.halted_at,
-            changes.after.halt_ordered,
-            changes.after.updated_at,
-            changes.after.active_at,
-            changes.after.version,
-            changes.after.revision,
-            changes.after.head.seq,
-            changes.after.head.digest,
-            changes.after.head.at,
-        )
-        for changes in batch
+def _session_columns(changes: Changes) -> tuple[list[Any], ...]:
+    row = (
+        changes.before.state,
+        changes.before.revision,
+        changes.after.state,
+        changes.after.halt_reason,
+        changes.after.clean,
+        changes.after.pivoted,
+        changes.after.late_effect,
+        changes.after.last_step,
+        changes.after.failed_at,
+        changes.after.halted_at,
+        changes.after.halt_ordered,
+        changes.after.updated_at,
+        changes.after.active_at,
+        changes.after.version,
+        changes.after.revision,
+        changes.after.head.seq,
+        changes.after.head.digest,
+        changes.after.head.at,
     )
-    return _columns(rows, 19)
+    return tuple([value] for value in row)
 
 
-def _new_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _new_effect_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             effect.step_index,
             effect.effect_id,
             effect.tool,
@@ -108,15 +110,14 @@ def _new_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             effect.version,
             effect.tool_version,
         )
-        for session_id, effect in _new(batch, Effect)
+        for effect in _new(changes, Effect)
     )
-    return _columns(rows, 19)
+    return _columns(rows, 18)
 
 
-def _moved_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _moved_effect_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             after.step_index,
             before.state,
             before.version,
@@ -128,15 +129,14 @@ def _moved_effect_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             after.executed_at,
             after.version,
         )
-        for session_id, before, after in _moved(batch, Effect)
+        for before, after in _moved(changes, Effect)
     )
-    return _columns(rows, 11)
+    return _columns(rows, 10)
 
 
-def _new_approval_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _new_approval_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             approval.step_index,
             approval.state,
             approval.requested_by,
@@ -144,15 +144,14 @@ def _new_approval_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             approval.expires_at,
             approval.ttl_seconds,
         )
-        for session_id, approval in _new(batch, Approval)
+        for approval in _new(changes, Approval)
     )
-    return _columns(rows, 7)
+    return _columns(rows, 6)
 
 
-def _moved_approval_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _moved_approval_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             after.step_index,
             before.state,
             after.state,
@@ -165,15 +164,14 @@ def _moved_approval_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             after.released_to,
             after.release_key,
         )
-        for session_id, before, after in _moved(batch, Approval)
+        for before, after in _moved(changes, Approval)
     )
-    return _columns(rows, 12)
+    return _columns(rows, 11)
 
 
-def _new_undo_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _new_undo_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             entry.stack_position,
             entry.undo_id,
             entry.state,
@@ -182,23 +180,22 @@ def _new_undo_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             entry.registered_at,
             entry.compensated_at,
         )
-        for session_id, entry in _new(batch, UndoEntry)
+        for entry in _new(changes, UndoEntry)
     )
-    return _columns(rows, 8)
+    return _columns(rows, 7)
 
 
-def _moved_undo_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _moved_undo_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
-        (session_id, after.stack_position, before.state, after.state, after.by_hand, after.compensated_at)
-        for session_id, before, after in _moved(batch, UndoEntry)
+        (after.stack_position, before.state, after.state, after.by_hand, after.compensated_at)
+        for before, after in _moved(changes, UndoEntry)
     )
-    return _columns(rows, 6)
+    return _columns(rows, 5)
 
 
-def _new_call_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _new_call_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             call.call_id,
             call.kind,
             call.step_index,
@@ -220,15 +217,14 @@ def _new_call_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             call.deadline_at,
             call.epoch,
         )
-        for session_id, call in _new(batch, OutgoingCall)
+        for call in _new(changes, OutgoingCall)
     )
-    return _columns(rows, 21)
+    return _columns(rows, 20)
 
 
-def _moved_call_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _moved_call_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            session_id,
             after.call_id,
             after.destination,
             after.url,
@@ -248,15 +244,14 @@ def _moved_call_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             after.deadline_at,
             before.epoch,
         )
-        for session_id, before, after in _moved(batch, OutgoingCall)
+        for before, after in _moved(changes, OutgoingCall)
     )
-    return _columns(rows, 19)
+    return _columns(rows, 18)
 
 
-def _entry_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
+def _entry_columns(changes: Changes) -> tuple[list[Any], ...]:
     rows = (
         (
-            changes.after.session_id,
             entry.seq,
             entry.kind,
             entry.step,
@@ -267,7 +262,6 @@ def _entry_columns(batch: Sequence[Changes]) -> tuple[list[Any], ...]:
             entry.prev_hash,
             entry.digest,
         )
-        for changes in batch
         for entry in changes.entries
     )
-    return _columns(rows, 10)
+    return _columns(rows, 9)

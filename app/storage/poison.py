@@ -82,7 +82,8 @@ async def open_steps(tx: Transaction, session_id: SessionId) -> list[OpenStep]:
     ]
 
 
-# Entries, questions and calls follow their effects; a call is put down whatever its effect, and by whomever it is held.
+# Entries, questions and calls follow their effects; a call is put down whatever its effect, and by whomever it is held. For IS TRUE see
+# calls.LOCK_CALLS_SQL.
 PUT_DOWN_SQL = """
 WITH ended AS (
   SELECT step_index, state_before::effect_state, state::effect_state, outcome::outcome
@@ -115,7 +116,7 @@ calls AS (
   UPDATE outgoing_calls
   SET
     due_at = NULL, leased_by = NULL, leased_until = NULL, is_attempt_open = false, may_be_processing = may_be_processing OR is_attempt_open
-  WHERE org = $1 AND session_id = $2 AND due_at IS NOT NULL
+  WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL) IS TRUE
   RETURNING call_id
 )
 SELECT

@@ -133,7 +133,7 @@ SELECT
   a.released_at AS a_released_at, a.released_to AS a_released_to, a.release_key AS a_release_key,
   t.version AS t_version, t.definition AS t_definition
 FROM locked AS l
-JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = $2
 LEFT JOIN LATERAL (
   SELECT step_index FROM effect_log
   WHERE org = $1 AND session_id = $2 AND step_index = $3

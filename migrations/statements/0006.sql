@@ -361,7 +361,7 @@ SELECT
   ARRAY(SELECT destination FROM circuits WHERE org = $1) AS circuits,
   ARRAY(SELECT coalesce(destination, '') FROM pauses WHERE org = $1 OR org IS NULL) AS pauses
 FROM locked AS l
-JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = $2
 CROSS JOIN places AS p
 CROSS JOIN LATERAL (
   SELECT undo_id, stack_position, state, compensation, by_hand, registered_at, compensated_at
@@ -431,7 +431,7 @@ SELECT
   a.released_at AS a_released_at, a.released_to AS a_released_to, a.release_key AS a_release_key,
   t.version AS t_version, t.definition AS t_definition
 FROM locked AS l
-JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = l.session_id
+JOIN sessions AS seen ON seen.org = $1 AND seen.session_id = $2
 LEFT JOIN LATERAL (
   SELECT step_index FROM effect_log
   WHERE org = $1 AND session_id = $2 AND step_index = $3
@@ -780,7 +780,7 @@ calls AS (
   UPDATE outgoing_calls
   SET
     due_at = NULL, leased_by = NULL, leased_until = NULL, is_attempt_open = false, may_be_processing = may_be_processing OR is_attempt_open
-  WHERE org = $1 AND session_id = $2 AND due_at IS NOT NULL
+  WHERE org = $1 AND session_id = $2 AND (due_at IS NOT NULL) IS TRUE
   RETURNING call_id
 )
 SELECT
@@ -934,15 +934,15 @@ WITH session AS (
     journal_seq = c.journal_seq,
     journal_hash = c.journal_hash, journal_at = c.journal_at
   FROM unnest(
-    $4::text[], $5::text[], $6::bigint[], $7::text[], $8::text[], $9::boolean[], $10::boolean[], $11::boolean[], $12::integer[],
-    $13::timestamptz[], $14::timestamptz[], $15::boolean[], $16::timestamptz[], $17::timestamptz[], $18::bigint[], $19::bigint[],
-    $20::bigint[], $21::bytea[],
-    $22::timestamptz[]
+    $9::text[], $10::bigint[], $11::text[], $12::text[], $13::boolean[], $14::boolean[], $15::boolean[], $16::integer[],
+    $17::timestamptz[], $18::timestamptz[], $19::boolean[], $20::timestamptz[], $21::timestamptz[], $22::bigint[], $23::bigint[],
+    $24::bigint[], $25::bytea[],
+    $26::timestamptz[]
   ) AS c (
-    session_id, state_before, revision_before, state, halt_reason, clean, pivoted, late_effect, last_step,
+    state_before, revision_before, state, halt_reason, clean, pivoted, late_effect, last_step,
     failed_at, halted_at, halt_ordered, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   )
-  WHERE s.org = $1 AND s.session_id = c.session_id AND s.state = c.state_before::session_state AND s.revision = c.revision_before
+  WHERE s.org = $1 AND s.session_id = $2 AND s.state = c.state_before::session_state AND s.revision = c.revision_before
   RETURNING s.session_id
 ),
 new_effects AS (
@@ -951,15 +951,15 @@ new_effects AS (
     request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
   )
   SELECT
-    $1, c.session_id, c.step_index, c.effect_id, c.tool, c.reversibility::reversibility, c.state::effect_state, c.outcome::outcome,
+    $1, $2, c.step_index, c.effect_id, c.tool, c.reversibility::reversibility, c.state::effect_state, c.outcome::outcome,
     c.payload, c.payload_sha256, c.result, c.error, c.request_key, c.request_sha256, c.attempt, c.traceparent, c.registered_at,
     c.executed_at, c.version, c.tool_version
   FROM unnest(
-    $23::text[], $24::integer[], $25::uuid[], $26::text[], $27::text[], $28::text[], $29::text[], $30::bytea[], $31::bytea[],
-    $32::bytea[], $33::text[], $34::text[], $35::bytea[], $36::integer[], $37::text[], $38::timestamptz[], $39::timestamptz[],
-    $40::bigint[], $41::integer[]
+    $27::integer[], $28::uuid[], $29::text[], $30::text[], $31::text[], $32::text[], $33::bytea[], $34::bytea[],
+    $35::bytea[], $36::text[], $37::text[], $38::bytea[], $39::integer[], $40::text[], $41::timestamptz[], $42::timestamptz[],
+    $43::bigint[], $44::integer[]
   ) AS c (
-    session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
+    step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
     request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
   )
   RETURNING step_index
@@ -970,20 +970,20 @@ moved_effects AS (
     state = c.state::effect_state, outcome = c.outcome::outcome, result = c.result, error = c.error, attempt = c.attempt,
     executed_at = c.executed_at, version = c.version
   FROM unnest(
-    $42::text[], $43::integer[], $44::text[], $45::bigint[], $46::text[], $47::text[], $48::bytea[], $49::text[], $50::integer[],
-    $51::timestamptz[], $52::bigint[]
+    $45::integer[], $46::text[], $47::bigint[], $48::text[], $49::text[], $50::bytea[], $51::text[], $52::integer[],
+    $53::timestamptz[], $54::bigint[]
   ) AS c (
-    session_id, step_index, state_before, version_before, state, outcome, result, error, attempt, executed_at, version
+    step_index, state_before, version_before, state, outcome, result, error, attempt, executed_at, version
   )
-  WHERE e.org = $1 AND e.session_id = c.session_id AND e.step_index = c.step_index
+  WHERE e.org = $1 AND e.session_id = $2 AND e.step_index BETWEEN $5 AND $6 AND e.step_index = c.step_index
     AND e.state = c.state_before::effect_state AND e.version = c.version_before
   RETURNING e.step_index
 ),
 new_approvals AS (
   INSERT INTO approvals (org, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, is_continued)
-  SELECT $1, c.session_id, c.step_index, c.state::approval_state, c.requested_by, c.requested_at, c.expires_at, c.ttl_seconds, false
-  FROM unnest($53::text[], $54::integer[], $55::text[], $56::text[], $57::timestamptz[], $58::timestamptz[], $59::integer[])
-    AS c (session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds)
+  SELECT $1, $2, c.step_index, c.state::approval_state, c.requested_by, c.requested_at, c.expires_at, c.ttl_seconds, false
+  FROM unnest($55::integer[], $56::text[], $57::text[], $58::timestamptz[], $59::timestamptz[], $60::integer[])
+    AS c (step_index, state, requested_by, requested_at, expires_at, ttl_seconds)
   RETURNING step_index
 ),
 moved_approvals AS (
@@ -993,30 +993,32 @@ moved_approvals AS (
     reason = c.reason, is_continued = c.is_continued, released_at = c.released_at, released_to = c.released_to,
     release_key = c.release_key
   FROM unnest(
-    $60::text[], $61::integer[], $62::text[], $63::text[], $64::timestamptz[], $65::text[], $66::text[], $67::text[], $68::boolean[],
+    $61::integer[], $62::text[], $63::text[], $64::timestamptz[], $65::text[], $66::text[], $67::text[], $68::boolean[],
     $69::timestamptz[], $70::text[], $71::text[]
   ) AS c (
-    session_id, step_index, state_before, state, decided_at, decided_by, claimed_approver, reason, is_continued, released_at, released_to,
+    step_index, state_before, state, decided_at, decided_by, claimed_approver, reason, is_continued, released_at, released_to,
     release_key
   )
-  WHERE a.org = $1 AND a.session_id = c.session_id AND a.step_index = c.step_index AND a.state = c.state_before::approval_state
+  WHERE a.org = $1 AND a.session_id = $2 AND a.step_index BETWEEN $5 AND $6 AND a.step_index = c.step_index
+    AND a.state = c.state_before::approval_state
   RETURNING a.step_index
 ),
 new_undo_entries AS (
   INSERT INTO undo_stack (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
   SELECT
-    $1, c.session_id, c.stack_position, c.undo_id, c.state::undo_state, c.compensation, c.by_hand, c.registered_at, c.compensated_at
+    $1, $2, c.stack_position, c.undo_id, c.state::undo_state, c.compensation, c.by_hand, c.registered_at, c.compensated_at
   FROM unnest(
-    $72::text[], $73::integer[], $74::uuid[], $75::text[], $76::bytea[], $77::boolean[], $78::timestamptz[], $79::timestamptz[]
-  ) AS c (session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
+    $72::integer[], $73::uuid[], $74::text[], $75::bytea[], $76::boolean[], $77::timestamptz[], $78::timestamptz[]
+  ) AS c (stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
   RETURNING stack_position
 ),
 moved_undo_entries AS (
   UPDATE undo_stack AS u
   SET state = c.state::undo_state, by_hand = c.by_hand, compensated_at = c.compensated_at
-  FROM unnest($80::text[], $81::integer[], $82::text[], $83::text[], $84::boolean[], $85::timestamptz[])
-    AS c (session_id, stack_position, state_before, state, by_hand, compensated_at)
-  WHERE u.org = $1 AND u.session_id = c.session_id AND u.stack_position = c.stack_position AND u.state = c.state_before::undo_state
+  FROM unnest($79::integer[], $80::text[], $81::text[], $82::boolean[], $83::timestamptz[])
+    AS c (stack_position, state_before, state, by_hand, compensated_at)
+  WHERE u.org = $1 AND u.session_id = $2 AND u.stack_position BETWEEN $5 AND $6 AND u.stack_position = c.stack_position
+    AND u.state = c.state_before::undo_state
   RETURNING u.stack_position
 ),
 new_calls AS (
@@ -1025,19 +1027,19 @@ new_calls AS (
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, leased_by, leased_until, epoch
   )
   SELECT
-    $1, c.session_id, c.call_id, c.kind::call_kind, c.step_index, c.destination, c.url, c.body, c.outcome::outcome, c.attempts, c.failures,
+    $1, $2, c.call_id, c.kind::call_kind, c.step_index, c.destination, c.url, c.body, c.outcome::outcome, c.attempts, c.failures,
     c.interrupted, c.polls, c.is_attempt_open, c.may_be_processing, c.poll_url, c.last_status, c.last_error, c.due_at, c.first_sent_at,
     c.deadline_at,
-    CASE WHEN c.due_at IS NOT NULL THEN $2::text END,
-    CASE WHEN c.due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
+    CASE WHEN c.due_at IS NOT NULL THEN $3::text END,
+    CASE WHEN c.due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $4) END,
     c.epoch
   FROM unnest(
-    $86::text[], $87::uuid[], $88::text[], $89::integer[], $90::text[], $91::text[], $92::bytea[], $93::text[], $94::integer[],
-    $95::integer[],
-    $96::integer[], $97::integer[], $98::boolean[], $99::boolean[], $100::text[], $101::integer[], $102::text[], $103::timestamptz[],
-    $104::timestamptz[], $105::timestamptz[], $106::bigint[]
+    $84::uuid[], $85::text[], $86::integer[], $87::text[], $88::text[], $89::bytea[], $90::text[], $91::integer[],
+    $92::integer[],
+    $93::integer[], $94::integer[], $95::boolean[], $96::boolean[], $97::text[], $98::integer[], $99::text[], $100::timestamptz[],
+    $101::timestamptz[], $102::timestamptz[], $103::bigint[]
   ) AS c (
-    session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
   )
   RETURNING call_id
@@ -1049,26 +1051,27 @@ moved_calls AS (
     interrupted = c.interrupted, polls = c.polls, is_attempt_open = c.is_attempt_open, may_be_processing = c.may_be_processing,
     poll_url = c.poll_url, last_status = c.last_status, last_error = c.last_error, due_at = c.due_at, first_sent_at = c.first_sent_at,
     deadline_at = c.deadline_at,
-    leased_by = CASE WHEN c.due_at IS NOT NULL THEN coalesce($2, o.leased_by) END,
-    leased_until = CASE WHEN c.due_at IS NOT NULL THEN coalesce(clock_timestamp() + make_interval(secs => $3), o.leased_until) END
+    leased_by = CASE WHEN c.due_at IS NOT NULL THEN coalesce($3, o.leased_by) END,
+    leased_until = CASE WHEN c.due_at IS NOT NULL THEN coalesce(clock_timestamp() + make_interval(secs => $4), o.leased_until) END
   FROM unnest(
-    $107::text[], $108::uuid[], $109::text[], $110::text[], $111::bytea[], $112::text[], $113::integer[], $114::integer[], $115::integer[],
-    $116::integer[], $117::boolean[], $118::boolean[], $119::text[], $120::integer[], $121::text[], $122::timestamptz[],
-    $123::timestamptz[], $124::timestamptz[], $125::bigint[]
+    $104::uuid[], $105::text[], $106::text[], $107::bytea[], $108::text[], $109::integer[], $110::integer[], $111::integer[],
+    $112::integer[], $113::boolean[], $114::boolean[], $115::text[], $116::integer[], $117::text[], $118::timestamptz[],
+    $119::timestamptz[], $120::timestamptz[], $121::bigint[]
   ) AS c (
-    session_id, call_id, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
+    call_id, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
     poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch_before
   )
-  WHERE o.org = $1 AND o.session_id = c.session_id AND o.call_id = c.call_id AND o.epoch = c.epoch_before
+  WHERE o.org = $1 AND o.session_id = $2 AND o.call_id BETWEEN $7 AND $8 AND o.call_id = c.call_id
+    AND o.epoch = c.epoch_before
   RETURNING o.call_id
 ),
 entries AS (
   INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
-  SELECT $1, c.session_id, c.seq, c.kind::entry_kind, c.step, c.actor, c.at, c.body, c.content, c.prev_hash, c.hash
+  SELECT $1, $2, c.seq, c.kind::entry_kind, c.step, c.actor, c.at, c.body, c.content, c.prev_hash, c.hash
   FROM unnest(
-    $126::text[], $127::bigint[], $128::text[], $129::integer[], $130::text[], $131::text[], $132::bytea[], $133::bytea[], $134::bytea[],
-    $135::bytea[]
-  ) AS c (session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
+    $122::bigint[], $123::text[], $124::integer[], $125::text[], $126::text[], $127::bytea[], $128::bytea[], $129::bytea[],
+    $130::bytea[]
+  ) AS c (seq, kind, step, actor, at, body, content, prev_hash, hash)
   RETURNING seq
 )
 SELECT
@@ -1078,5 +1081,5 @@ SELECT
   (SELECT count(*) FROM new_undo_entries) + (SELECT count(*) FROM moved_undo_entries) AS undo_entries,
   (SELECT count(*) FROM new_calls) + (SELECT count(*) FROM moved_calls) AS calls,
   (SELECT count(*) FROM entries) AS entries,
-  (SELECT count(pg_notify('countermand_moved', $1 || '/' || moved.session_id)) FROM unnest($136::text[]) AS moved (session_id)) AS moved,
-  CASE WHEN $137 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken;
+  CASE WHEN $131 THEN pg_notify('countermand_moved', $1 || '/' || $2) IS NOT NULL END AS moved,
+  CASE WHEN $132 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken;

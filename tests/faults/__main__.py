@@ -7,7 +7,6 @@ checker does.
 import argparse
 import asyncio
 import json
-import math
 import os
 import platform
 import sys
@@ -27,6 +26,7 @@ from tests.faults.evidence import Evidence, place_of
 from tests.faults.nursery import Nursery
 from tests.faults.plans import Fault, plan_of
 from tests.faults.processes import open_cluster
+from tests.faults.quantiles import quantile
 from tests.faults.world import Grounds, World
 
 KILLS = frozenset({Fault.KILL.value, Fault.KILL_BEFORE_COMMIT.value, Fault.KILL_AFTER_COMMIT.value})
@@ -128,11 +128,6 @@ def recoveries(evidence: Evidence) -> list[float]:
 
 def _was_cut_off(request: Received, at: float) -> bool:
     return request.started_at < at and request.left_at is not None and 0 <= request.left_at - at < CUT_OFF_SECONDS
-
-
-def quantile(values: Sequence[float], share: float) -> float | None:
-    """Return the smallest value that so large a share does not exceed."""
-    return round(sorted(values)[math.ceil(share * len(values)) - 1], 3) if values else None
 
 
 async def run_seeds(seeds: Sequence[int], seconds: float, directory: Path, kept: Path) -> Tally:

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from app.domain import approval, intercept, unwinding
+from app.domain import approval, unwinding
 from app.domain.approval import Approve
 from app.domain.draft import Changes, Draft
-from app.domain.model import Approval, ApprovalState, EffectState, Reversibility, SessionId, SessionState, StepIndex, UndoState
+from app.domain.model import Approval, ApprovalState, EffectState, Reversibility, SessionId, SessionState, UndoState
 from app.domain.outcomes import Reported
 from app.domain.sending import Send, Wait
 from app.storage import calls, changes, sessions, views
 from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, Transaction, WriteConflict, listen
 from app.storage.sessions import Wanted
-from tests.domain.world import answered, command, seen
+from tests.domain.world import answered, command
 from tests.factories import owner_connection
-from tests.storage.acts import ACME, LEASE, RULES, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
+from tests.storage.acts import ACME, LEASE, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
 
 TABLES = ("sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
 
@@ -72,10 +72,10 @@ async def test_write_refuses_and_writes_nothing_when_a_guard_does_not_hold(datab
     for guard, wrong in stale(changed).items():
         with pytest.raises(WriteConflict):
             async with database.transaction(ACME) as tx:
-                await changes.write(tx, [wrong], lease=LEASE)
+                await changes.write(tx, wrong, lease=LEASE)
         assert await all_rows(database_url) == before, f"something was written past the guard of {guard}"
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, [changed], lease=LEASE)
+        await changes.write(tx, changed, lease=LEASE)
     assert await all_rows(database_url) != before
 
 
@@ -86,10 +86,10 @@ async def test_write_takes_a_decision_once_when_it_is_written_twice(database: Da
         draft, _ = await draft_of(tx)
     draft.change_session(clean=False)
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, [draft.changes()])
+        await changes.write(tx, draft.changes())
     with pytest.raises(WriteConflict):
         async with database.transaction(ACME) as tx:
-            await changes.write(tx, [draft.changes()])
+            await changes.write(tx, draft.changes())
 
 
 async def park(database: Database) -> None:
@@ -120,10 +120,10 @@ async def test_decision_is_not_written_when_the_question_stands_elsewhere_than_i
     wrong = replace(changed, approvals=(replace(change, before=replace(change.before, state=ApprovalState.CANCELLED)),))
     with pytest.raises(WriteConflict):
         async with database.transaction(ACME) as tx:
-            await changes.write(tx, [wrong])
+            await changes.write(tx, wrong)
     assert await all_rows(database_url) == before
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, [changed])
+        await changes.write(tx, changed)
     async with database.transaction(ACME) as tx:
         _, locked = await draft_of(tx)
     assert [found.approval for found in locked.effects] == [decided]
@@ -146,50 +146,12 @@ async def test_answer_comes_back_as_it_was_given_when_it_is_read(database: Datab
         assert found.approval is not None
         times = {"decided_at": draft.now, "released_at": draft.now if "released_to" in said else None}
         given = draft.change_approval(found.approval, state, decided_by="boss-1", claimed_approver="the boss", **times, **said)
-        await changes.write(tx, [draft.changes()])
+        await changes.write(tx, draft.changes())
     async with database.transaction(ACME) as tx:
         _, locked = await draft_of(tx)
         shown = await views.step_view(tx, agent_of(ACME), RUN, STEP)
     assert [found.approval for found in locked.effects] == [given]
     assert shown.approval == given
-
-
-async def write_all(database: Database, ids: list[SessionId], *, stale_revision: int | None = None) -> None:
-    """Decide an intercept of step 2 in each session and write them together; the last but one on a stale reading, if that is asked for."""
-    async with database.transaction(ACME) as tx:
-        batch = []
-        for session_id in ids:
-            draft, _ = await draft_of(tx, session_id)
-            intercept.decide(draft, command(step_index=StepIndex(2)), seen(), RULES)
-            batch.append(draft.changes())
-        if stale_revision is not None:
-            batch[-2] = replace(batch[-2], before=replace(batch[-2].before, revision=stale_revision))
-        await changes.write(tx, batch)
-
-
-async def test_write_takes_several_sessions_at_once_or_none(database: Database, database_url: str) -> None:
-    """A batch is one statement: all decisions stand, or none; each session keeps its own rows and chain."""
-    ids = [SessionId(f"run-{number}") for number in range(4)]
-    for session_id in ids:
-        await do_steps(database, session_id, 1)
-    before = await all_rows(database_url)
-
-    with pytest.raises(WriteConflict):
-        await write_all(database, ids, stale_revision=99)
-    assert await all_rows(database_url) == before
-    await write_all(database, ids)
-    for session_id in ids:
-        async with database.transaction(ACME) as tx:
-            locked = await sessions.lock(tx, session_id, Wanted(step=StepIndex(2), top=True))
-        assert locked is not None
-        assert [found.effect.step_index for found in locked.effects] == [1, 2]
-        assert (locked.session.last_step, locked.session.head.seq) == (2, 4)
-
-
-async def test_write_of_nothing_is_a_statement_like_any_other(database: Database) -> None:
-    """No batch, no rows, no harm."""
-    async with database.transaction(ACME) as tx:
-        await changes.write(tx, [])
 
 
 async def test_rows_come_back_as_they_were_decided_when_they_are_read(database: Database) -> None:
@@ -230,7 +192,7 @@ async def test_write_keeps_takes_or_drops_the_lease_when_a_call_changes(
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         draft.change_call(locked.work.call, due_at=locked.now if is_due else None)
-        await changes.write(tx, [draft.changes()], lease=lease)
+        await changes.write(tx, draft.changes(), lease=lease)
     async with owner_connection(database_url) as connection:
         row = await connection.fetchrow("SELECT leased_by, leased_until > clock_timestamp() AS lives, epoch FROM outgoing_calls")
     assert row is not None
@@ -247,7 +209,7 @@ async def test_a_call_survives_when_its_polls_are_cut_off_again_and_again(databa
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         move = unwinding.record(draft, undoing(locked), answered(202, location="/jobs/7"), 0.5)
-        await changes.write(tx, [draft.changes()], lease=LEASE)
+        await changes.write(tx, draft.changes(), lease=LEASE)
     assert isinstance(move, Wait)
     for polls in range(1, 5):
         move = await begin(database, claimed)
@@ -260,7 +222,7 @@ async def write_and_abandon(database: Database) -> None:
     async with database.transaction(ACME) as tx:
         draft, _ = await draft_of(tx)
         draft.move_session(SessionState.FAILED)
-        await changes.write(tx, [draft.changes()])
+        await changes.write(tx, draft.changes())
         raise AbandonedError
 
 
