@@ -23,7 +23,7 @@ from app.engine.schema import Schema
 from app.engine.verbs import Ask
 from app.engine.waits import Waits
 from app.storage.answers import RepeatableRequest
-from app.storage.database import Database
+from app.storage.database import Database, SchemaMissing
 from app.telemetry import Telemetry
 
 
@@ -65,8 +65,10 @@ async def authenticate(request: Request, engine: EngineDependency) -> Principal:
     """Return who holds the bearer key of this request.
 
     Raises:
-        Unauthenticated: no such header, not exactly one, or a key that nobody holds.
+        Unauthenticated: no such header, not exactly one, or a key that nobody holds. SchemaMissing: the schema does not serve this code.
     """
+    if not await engine.schema.serves():
+        raise SchemaMissing("schema_missing", "the database has not the schema that this code knows: /readyz says what to do")
     values = request.headers.getlist("authorization")
     scheme, _, key = values[0].partition(" ") if len(values) == 1 else ("", "", "")
     if scheme.lower() != "bearer":

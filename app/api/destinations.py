@@ -123,6 +123,7 @@ def _destination_json(view: DestinationView) -> Json:
         "destination": view.destination,
         "due": view.due,
         "in_flight": view.in_flight,
+        "later": view.later,
         "oldest_due_at": None if view.oldest_due_at is None else time_text(view.oldest_due_at),
         "circuit": _circuit_json(view.circuit),
         "paused": _paused_json(view.pause),

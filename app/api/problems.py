@@ -277,7 +277,9 @@ PROBLEMS: Mapping[str, Kind] = MappingProxyType(
         "not_ready": _yes(Unavailable, "`GET /readyz`: the process cannot serve now; `checks` says why.", "Route nothing to it meanwhile."),
         "registry_busy": _yes(Unavailable, "Others are changing the same tool.", "Send it again."),
         "schema_missing": _later(
-            Unavailable, "The database has not the schema that this version knows.", "Run `countermand migrate`, then send it again."
+            Unavailable,
+            "The database has not the schema that this version knows.",
+            "Run `countermand migrate`, or replace this version where the schema is newer: `GET /readyz` says which.",
         ),
         "stopping": _yes(
             Unavailable,

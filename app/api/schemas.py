@@ -340,6 +340,7 @@ class DestinationView(BaseModel):
     destination: str
     due: int = Field(description="Calls that are due and that no worker holds.")
     in_flight: int = Field(description="Calls that a worker holds.")
+    later: int = Field(description="Calls that wait for a time of their own, a backoff or an endpoint's Retry-After, which `resume` keeps.")
     oldest_due_at: datetime | None
     circuit: CircuitView | None
     paused: PausedView | None

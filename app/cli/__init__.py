@@ -73,13 +73,12 @@ def prune(
 ) -> None:
     """Delete sessions that ended well, or were undone by themselves, long ago; those that are resolved, or not clean, stay."""
     from app.cli import pruning
-    from app.cli.target import target
+    from app.cli.target import named
     from app.settings import Settings
 
     settings = Settings()
     bound = pruning.bound_of(settings, days=older_than_days, org=org, is_dry_run=dry_run)
-    with target(settings) as database_url:
-        pruned = pruning.prune(database_url, bound, settings.approval_ttl_seconds)
+    pruned = pruning.prune(named(settings), bound, settings.approval_ttl_seconds)
     typer.echo(pruned.as_json() if output is Output.JSON else pruned.as_text())
 
 
@@ -137,12 +136,11 @@ def pause(reason: Reason, org: Org = None, destination: DestinationOption = None
     """Send no undo and no action any more, to a destination of an org, of an org, or of all; what is in flight ends."""
     from app import observability
     from app.cli import pausing
-    from app.cli.target import target
+    from app.cli.target import named
     from app.settings import Settings
 
     observability.configure()
-    with target(Settings()) as database_url:
-        typer.echo(pausing.pause(database_url, org=org, destination=destination, reason=reason))
+    typer.echo(pausing.pause(named(Settings()), org=org, destination=destination, reason=reason))
 
 
 @cli.command()
@@ -150,12 +148,11 @@ def resume(reason: Reason, org: Org = None, destination: DestinationOption = Non
     """Take a pause away; the same options as it was paused with. Destinations that are away are probed at once."""
     from app import observability
     from app.cli import pausing
-    from app.cli.target import target
+    from app.cli.target import named
     from app.settings import Settings
 
     observability.configure()
-    with target(Settings()) as database_url:
-        typer.echo(pausing.resume(database_url, org=org, destination=destination, reason=reason))
+    typer.echo(pausing.resume(named(Settings()), org=org, destination=destination, reason=reason))
 
 
 @tools_cli.command("apply")

@@ -40,6 +40,18 @@ def target(settings: Settings) -> Iterator[str]:
         yield database_url
 
 
+def named(settings: Settings) -> str:
+    """Return the database's URL for a command about what a service has there: on a database of its own it would say that all is well.
+
+    Raises:
+        SetupError: none is named, it is no URL, or the database refuses it.
+    """
+    if settings.database_url is None:
+        raise SetupError("COUNTERMAND_DATABASE_URL: name the service's database; `dev` prints its own")
+    _check("COUNTERMAND_DATABASE_URL", settings.database_url)
+    return settings.database_url
+
+
 def _check(variable: str, database_url: str) -> None:
     if not database_url.startswith(SCHEMES):
         raise SetupError(f"{variable}: expected postgresql://user:password@host:port/database")

@@ -184,6 +184,16 @@ def check_url(url: str, policy: EgressPolicy) -> Destination:
     return Destination(scheme=scheme, host=host, port=port, target=target)
 
 
+def destination_of(url: str) -> str:
+    """Return the canonical `host:port` that a URL leads to; of a text that is none, which is never sent to, what it says."""
+    try:
+        scheme, authority, _ = _split(url)
+        host, port = _host_and_port(authority, scheme)
+        return f"{_canonical_host(host)}:{port}"
+    except UrlRefused:
+        return url
+
+
 def check_address(address: str, host: str, policy: EgressPolicy) -> None:
     """Pass if a connection to `address`, reached by the canonical name `host`, is allowed.
 

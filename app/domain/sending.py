@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeAlias
-from urllib.parse import urlsplit
 
-from app.domain import retry
+from app.domain import egress, retry
 from app.domain.draft import Draft
 from app.domain.egress import absolute_location
 from app.domain.model import CallId, CallKind, Effect, Outcome, OutgoingCall, RetryPolicy, StepIndex
@@ -13,6 +12,8 @@ from app.domain.retry import MAX_ERROR_CHARACTERS, Accepted, Attempt, Done, Fail
 
 DESTINATION = r"[a-z0-9._:-]{1,260}:[1-9][0-9]{0,4}"
 """What `destination_of` makes of every URL that may be called: another name is one that no call ever has."""
+
+NEVER_SENT = "never sent: its deadline passed while it was held or waited for its turn"
 
 POISON_AFTER_INTERRUPTED = 10
 """Attempts of one call without a recorded end after which it is held to be what kills the worker: no more of them."""
@@ -82,9 +83,8 @@ def new_call(call_id: CallId, kind: CallKind, step: StepIndex, url: str, due_at:
 
 
 def destination_of(url: str) -> str:
-    """Return `host:port`, by which calls in flight are limited."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+    """Return `host:port` in canonical form, by which calls in flight are limited, held and shown, however the URL spells it."""
+    return egress.destination_of(url)
 
 
 def freeze(draft: Draft, call: OutgoingCall, url: str, body: bytes, outcome: Outcome | None) -> OutgoingCall:
@@ -159,7 +159,9 @@ def _wait(draft: Draft, call: OutgoingCall, policy: RetryPolicy, tries: int, att
 
 
 def give_up_at_deadline(draft: Draft, call: OutgoingCall) -> OutgoingCall:
-    """Say of a call that its endpoint took and never ended that it is so: whoever looks into it has to ask there, not here."""
+    """Say of a call that its endpoint took and never ended, and of one never sent, that it is so: it tells whom to ask."""
+    if call.attempts == 0:
+        return draft.change_call(call, last_error=NEVER_SENT)
     if call.poll_url is None and call.last_status != 202:
         return call
     return draft.change_call(call, last_error=f"accepted but never finished; the last answer was: {call.last_error}"[:MAX_ERROR_CHARACTERS])

@@ -200,6 +200,9 @@ def _make_due(draft: Draft, item: StackItem) -> OutgoingCall:
     call = sending.new_call(
         CallId(item.entry.undo_id), CallKind.UNDO, item.entry.stack_position, compensation.url, draft.now, compensation.retry
     )
+    settled_at = _settled_at(draft, item, call)
+    if draft.now < settled_at:  # said at once: what holds the call meanwhile must not eat into its time
+        call = replace(call, due_at=settled_at, deadline_at=_deadline(settled_at, compensation.retry))
     draft.add_call(call)
     return call
 
@@ -211,9 +214,10 @@ def _send(draft: Draft, work: Undoing) -> Move:
     if item.entry.state is UndoState.PENDING:
         if draft.session.late_effect:
             return _halt(draft, call, HaltReason.LATE_EFFECT)
-        settled_at = _settled_at(draft, work)
+        settled_at = _settled_at(draft, item, call)
         if draft.now < settled_at:
-            return _wait_until(draft, work, settled_at)
+            waiting = draft.change_call(call, due_at=settled_at, deadline_at=_deadline(settled_at, item.policy))
+            return Wait(call=waiting, seconds=(settled_at - draft.now).total_seconds())
     unfrozen = sendable(item) if call.first_sent_at is None else None
     if isinstance(unfrozen, HaltReason):
         return _halt(draft, call, unfrozen)
@@ -228,19 +232,17 @@ def _send(draft: Draft, work: Undoing) -> Move:
     return Send(call=sending.count(draft, call), effect=item.effect, policy=item.policy)
 
 
-def _settled_at(draft: Draft, work: Undoing) -> datetime:
+def _settled_at(draft: Draft, item: StackItem, call: OutgoingCall) -> datetime:
     """Return when an undo may be begun: a call of unknown outcome may still be running, and would land after its own undo."""
-    failed_at, settle_ms = draft.session.failed_at, work.item.entry.compensation.settle_ms
-    if failed_at is None or work.call.first_sent_at is not None or work.item.effect.outcome is Outcome.COMMITTED:
+    failed_at = draft.session.failed_at
+    if failed_at is None or call.first_sent_at is not None or item.effect.outcome is Outcome.COMMITTED:
         return draft.now
-    return failed_at + timedelta(milliseconds=settle_ms)
+    return failed_at + timedelta(milliseconds=item.entry.compensation.settle_ms)
 
 
-def _wait_until(draft: Draft, work: Undoing, due_at: datetime) -> Wait:
-    """Put off the first send, with all the time that the undo has for itself after that."""
-    deadline_at = due_at + timedelta(milliseconds=work.item.policy.deadline_ms)
-    call = draft.change_call(work.call, due_at=due_at, deadline_at=deadline_at)
-    return Wait(call=call, seconds=(due_at - draft.now).total_seconds())
+def _deadline(due_at: datetime, policy: RetryPolicy) -> datetime:
+    """Return the deadline of a call that is first sent later: it has all of its own time after that."""
+    return due_at + timedelta(milliseconds=policy.deadline_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

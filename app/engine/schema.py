@@ -39,14 +39,21 @@ class Schema:
         return None
 
     async def serves(self) -> bool:
-        """Tell the loops whether they may work, from what was found a few seconds ago at most.
+        """Tell whoever works on it whether they may, from what was found a few seconds ago at most.
 
         Raises:
             StorageUnavailable: the database cannot be reached.
         """
-        now = self.clock.monotonic()
-        if self._asked_at is None or now - self._asked_at >= FRESH_SECONDS:
-            found = await self.refusal()
+        before, now = self._asked_at, self.clock.monotonic()
+        if before is None or now - before >= FRESH_SECONDS:
+            self._asked_at = (
+                None if before is None else now
+            )  # one asks; who comes meanwhile takes the answer from before, once there is one
+            try:
+                found = await self.refusal()
+            except BaseException:
+                self._asked_at = before
+                raise
             if found is not None and found != self._refusal:
                 _log.warning("schema_refused", reason=found)
             self._asked_at, self._refusal = now, found

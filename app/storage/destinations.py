@@ -43,11 +43,12 @@ class OpenCircuit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationView:
-    """A destination with the calls that are due there, or in a worker's hands, and what holds it."""
+    """A destination with the calls that are due there, in a worker's hands, or wait for their own time, and what holds it."""
 
     destination: str
     due: int
     in_flight: int
+    later: int
     oldest_due_at: datetime | None
     circuit: OpenCircuit | None
     pause: Pause | None
@@ -84,8 +85,8 @@ named AS (
   LIMIT $3
 )
 SELECT
-  n.destination, calls.due, calls.in_flight, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error, p.scope, p.paused_at, p.paused_by,
-  p.reason
+  n.destination, calls.due, calls.in_flight, calls.later, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error,
+  p.scope, p.paused_at, p.paused_by, p.reason
 FROM named AS n
 LEFT JOIN circuits AS c ON c.org = $1 AND c.destination = n.destination
 LEFT JOIN LATERAL (
@@ -101,6 +102,7 @@ CROSS JOIN LATERAL (
   SELECT
     count(*) FILTER (WHERE o.is_due AND NOT o.is_held) AS due,
     count(*) FILTER (WHERE o.is_held) AS in_flight,
+    count(*) FILTER (WHERE NOT o.is_due AND NOT o.is_held) AS later,
     min(o.due_at) FILTER (WHERE o.is_due AND NOT o.is_held) AS oldest_due_at
   FROM (
     SELECT due_at, due_at <= statement_timestamp() AS is_due, coalesce(leased_until > statement_timestamp(), false) AS is_held
@@ -119,6 +121,7 @@ async def page(tx: Transaction, after: str, limit: int) -> Sequence[DestinationV
             destination=row["destination"],
             due=row["due"],
             in_flight=row["in_flight"],
+            later=row["later"],
             oldest_due_at=row["oldest_due_at"],
             circuit=_circuit_in(row),
             pause=None if row["scope"] is None else pause_in(row),

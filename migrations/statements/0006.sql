@@ -170,7 +170,7 @@ named AS (
   LIMIT $3
 )
 SELECT
-  n.destination, calls.due, calls.in_flight, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error, p.scope, p.paused_at, p.paused_by,
+  n.destination, calls.due, calls.in_flight, calls.later, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error, p.scope, p.paused_at, p.paused_by,
   p.reason
 FROM named AS n
 LEFT JOIN circuits AS c ON c.org = $1 AND c.destination = n.destination
@@ -187,6 +187,7 @@ CROSS JOIN LATERAL (
   SELECT
     count(*) FILTER (WHERE o.is_due AND NOT o.is_held) AS due,
     count(*) FILTER (WHERE o.is_held) AS in_flight,
+    count(*) FILTER (WHERE NOT o.is_due AND NOT o.is_held) AS later,
     min(o.due_at) FILTER (WHERE o.is_due AND NOT o.is_held) AS oldest_due_at
   FROM (
     SELECT due_at, due_at <= statement_timestamp() AS is_due, coalesce(leased_until > statement_timestamp(), false) AS is_held

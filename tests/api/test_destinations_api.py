@@ -16,7 +16,7 @@ from tests.probes import fetch
 
 HERE, THERE = "a.example:443", "b.example:8443"
 OPEN_SQL = "INSERT INTO circuits (org, destination, probe_at, last_error) VALUES ($1, $2, clock_timestamp(), 'http 503: moment')"
-NOTHING = {"due": 0, "in_flight": 0, "oldest_due_at": None, "circuit": None, "paused": None}
+NOTHING = {"due": 0, "in_flight": 0, "later": 0, "oldest_due_at": None, "circuit": None, "paused": None}
 ROUTES = [
     ("GET", "/destinations"),
     *(("POST", f"{path}/{verb}") for path in (f"/destinations/{HERE}", "") for verb in ("pause", "resume")),
@@ -61,7 +61,7 @@ async def test_destinations_are_listed_when_calls_wait_or_something_holds_them(
     assert list(shown) == sorted(shown)
     assert set(shown) == {waits, HERE, THERE}
     (oldest,) = await fetch(database_url, "SELECT due_at FROM outgoing_calls WHERE session_id = 's'")
-    assert shown[waits] == {**NOTHING, "due": 1, "in_flight": 1, "oldest_due_at": f"{oldest['due_at']:%Y-%m-%dT%H:%M:%S.%fZ}"}
+    assert shown[waits] == {**NOTHING, "due": 1, "in_flight": 1, "later": 1, "oldest_due_at": f"{oldest['due_at']:%Y-%m-%dT%H:%M:%S.%fZ}"}
     (circuit,) = await fetch(database_url, "SELECT opened_at, probe_at FROM circuits")
     assert shown[HERE] == {
         **NOTHING,

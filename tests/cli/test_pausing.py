@@ -32,7 +32,7 @@ async def run(database_url: str, folder: Path, *words: str) -> Ran:
     """Run a command on the test's database."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "app", *words,
-        cwd=folder, env={"PATH": "", "PYTHONPATH": str(REPOSITORY), "COUNTERMAND_DATABASE_URL": database_url},
+        cwd=folder, env={"PATH": "", "PYTHONPATH": str(REPOSITORY)} | ({"COUNTERMAND_DATABASE_URL": database_url} if database_url else {}),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -97,3 +97,12 @@ async def test_pause_is_refused_when_it_would_hold_nothing(options: list[str], w
     assert (ran.code, ran.out) == (2, "")
     assert words in ran.error
     assert await fetch(acme, PAUSES_SQL) == []
+
+
+async def test_commands_are_refused_when_no_database_is_named(tmp_path: Path) -> None:
+    """The emergency brake must not say that all is paused on a database of its own, which nobody else sees."""
+    for verb in ("pause", "resume"):
+        ran = await run("", tmp_path, verb, "--reason", "now")
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.error.startswith("countermand: COUNTERMAND_DATABASE_URL: ")
+    assert not await asyncio.to_thread((tmp_path / ".countermand").exists)

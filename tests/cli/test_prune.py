@@ -340,6 +340,17 @@ async def test_login_user_is_told_what_it_lacks_when_it_may_not_prune(database_u
         await execute(cluster_url, f"DROP ROLE {name}")
 
 
+def test_command_is_refused_when_no_database_is_named(tmp_path: Path) -> None:
+    """On a new database of its own it would say that there is nothing to delete."""
+    words, options = command("")
+    environment = {name: value for name, value in options["env"].items() if name != "COUNTERMAND_DATABASE_URL"}
+    more = {**options, "env": environment | {"PYTHONPATH": str(REPOSITORY)}, "cwd": tmp_path}
+    done = subprocess.run([*words, "--older-than-days", "90"], **more, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("countermand: COUNTERMAND_DATABASE_URL: name the service's database")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_command_is_refused_in_one_line_when_no_bound_is_given(tmp_path: Path) -> None:
     """Before the database is looked for."""
     words, options = command("postgresql://nobody@127.0.0.1:1/nothing")

@@ -14,7 +14,7 @@ from app.domain.json_text import parse
 from app.domain.model import EffectState, EntryKind, HaltReason, Outcome, Reversibility, SessionState, UndoState
 from app.domain.outcomes import NOT_SENT, FailReport, Reported
 from app.domain.retry import Attempt, Failure
-from app.domain.sending import POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Yield
+from app.domain.sending import NEVER_SENT, POISON_AFTER_INTERRUPTED, Move, Rest, Send, Wait, Yield
 from app.domain.tools import ApprovalRule, Definition
 from tests.domain.acts import UNDOABLE, answer, ask, begin, commit, due_at_step, fail_effect, fail_run, release, run, send
 from tests.domain.world import (
@@ -219,7 +219,7 @@ def test_call_is_given_up_when_its_deadline_is_reached(attempt: Attempt | None, 
     assert (
         effect.error
         == {
-            None: NOT_SENT,
+            None: NEVER_SENT,
             BUSY: "http 503",
             LOST: "http 500",
             ACCEPTED: "accepted but never finished; the last answer was: http 202",

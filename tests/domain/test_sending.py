@@ -8,7 +8,7 @@ import pytest
 from app.domain import sending
 from app.domain.model import CallId, CallKind, Outcome, OutgoingCall, RetryPolicy, StepIndex
 from app.domain.retry import MAX_ERROR_CHARACTERS, Attempt, Failure
-from app.domain.sending import Send, Wait
+from app.domain.sending import Send, Wait, destination_of
 from tests.domain.world import (
     START,
     UNDO_URL,
@@ -229,3 +229,21 @@ def test_budget_is_full_again_when_a_call_is_taken_up_anew(url: str | None) -> N
     assert (call.attempts, call.polls, call.may_be_processing, call.last_error) == (9, 2, True, "http 500")
     assert (call.body, call.outcome, call.first_sent_at) == (used_up.body, used_up.outcome, START)
     assert (call.url, call.destination) == ((url, "moved.example:443") if url else (UNDO_URL, "ledger.example:443"))
+
+
+SPELLINGS = {
+    "http://127.0.0.1:9815/undo": "127.0.0.1:9815",
+    "http://127.1:9815/undo": "127.0.0.1:9815",
+    "http://2130706433:9815/undo": "127.0.0.1:9815",
+    "http://127.0.0.1.:9815/undo": "127.0.0.1:9815",
+    "http://LOCALHOST.:9815": "localhost:9815",
+    "https://Ledger.example/undo?x=1": "ledger.example:443",
+    "http://[2001:4860:4860:0:0:0:0:8888]:81/": "2001:4860:4860::8888:81",
+    "not a url": "not a url",
+}
+
+
+@pytest.mark.parametrize(("url", "destination"), SPELLINGS.items())
+def test_destination_is_one_when_its_url_is_spelt_otherwise(url: str, destination: str) -> None:
+    """A pause, a circuit and a bound hold a host, not a way to write it."""
+    assert destination_of(url) == destination

@@ -7,9 +7,10 @@ from structlog.typing import EventDict
 
 from app.main import SCHEMA_REVISION
 from tests.conftest import StartService
-from tests.factories import do_step
+from tests.factories import do_step, owner_connection
 from tests.fakes import FakeEndpoint
-from tests.probes import fetch, rest
+from tests.faults.gates import wait_until
+from tests.probes import fetch
 
 LOOPS = 2
 IDLE_SQL = "UPDATE sessions SET active_at = active_at - interval '2 days' WHERE session_id = 'silent'"
@@ -34,12 +35,14 @@ async def test_nothing_is_sent_when_the_schema_no_longer_serves_this_code(
         return event
 
     with structlog.testing.capture_logs(processors=[hear]):
-        await services(has_api=False, sweep_seconds=0.05, poll_seconds=0.05)
+        old_api = await services(sweep_seconds=0.05, poll_seconds=0.05)
         async with asyncio.timeout(10):  # both loops have looked: for calls that are due, and for sessions that are overdue
             for _ in range(LOOPS):
                 await refused.acquire()
     assert endpoint.received == []
+    answer = await old_api.agent.intercept("another", step_index=1, reversibility="read_only")
+    assert (answer.status_code, answer.json()["code"]) == (503, "schema_missing")
     assert {row["state"] for row in await fetch(database_url, "SELECT state::text FROM sessions")} == {"failed", "active"}
     await fetch(database_url, "UPDATE alembic_version SET version_num = $1", SCHEMA_REVISION)
-    for name in ("failed", "silent"):
-        assert (await rest(api.agent, name))["state"] == "compensated"
+    async with owner_connection(database_url) as connection:
+        await wait_until(connection, "NOT EXISTS (SELECT FROM sessions WHERE state <> 'compensated')")

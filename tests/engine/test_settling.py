@@ -1,5 +1,7 @@
 """The undo of a call that may still be running is held back as long as its descriptor says. Must not test the arithmetic."""
 
+from datetime import timedelta
+
 import pytest
 
 from tests.conftest import StartService
@@ -29,6 +31,11 @@ async def test_undo_and_those_below_wait_when_the_call_may_still_be_running(
     await begun(service, endpoint)
     clock = ImpatientClock()
     async with worker(database_url, clock, 0.5) as unwind:
+        waiting = await call_of(database_url, "s", 2)
+        (failed,) = await fetch(database_url, "SELECT failed_at FROM sessions")
+        assert waiting["due_at"] - failed["failed_at"] == timedelta(milliseconds=SETTLE_MS)
+        assert waiting["deadline_at"] > waiting["due_at"], "a pause meanwhile takes nothing of its own time"
+        await fetch(database_url, DUE_SQL, "s")
         await run_due_call(unwind)
         assert endpoint.received == []
         call = await call_of(database_url, "s", 2)
