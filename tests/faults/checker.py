@@ -8,11 +8,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import urlsplit
 
-from tests.fakes import Received
-from tests.faults.evidence import Call, Evidence, Export, Heard, JsonObject, place_of
+from tests.fakes import Mode, Received
+from tests.faults.evidence import Call, Evidence, Export, Heard, JsonObject, credit_of, place_of
 
 SessionKey: TypeAlias = tuple[str, str]
 
@@ -23,6 +25,12 @@ SETTLING = frozenset({"COMPENSATED", "SKIPPED"})
 LATE = frozenset({"LATE_COMMIT", "LATE_FAIL"})
 DECIDED = frozenset({"APPROVED", "REJECTED"})
 NEVER_RUN = frozenset({"REJECTED", "EXPIRED", "CANCELLED", "PAYLOAD_MISMATCH"})
+ANSWERED = frozenset({"INTENT", "REJECTED", "EXPIRED", "CANCELLED", "PAYLOAD_MISMATCH"})  # what ends a question
+ASKING = frozenset({"awaiting_approval", "approved"})
+FAILING = frozenset({"fail", "reject", "resume"})  # what a client asks for that may fail a run
+GIVEN_UP = frozenset({Mode.HANG, Mode.DRIP, Mode.DRIP_HEAD})  # replies that only the sender's own deadline ends
+FELT_SECONDS = 3.0  # how long after its beginning a fault may cost a lease: it lasts for two seconds at most, and a lease for one
+OVERDUE = timedelta(seconds=30)  # for how long faults may keep a question open after its time; a client waits longer before it ends the run
 ZEROS = "0" * 64
 
 
@@ -120,21 +128,28 @@ def newest_first(facts: Facts) -> Iterator[str]:
 
 
 def one_at_a_time(facts: Facts) -> Iterator[str]:
-    """I3: no two undo requests of a session at once, but of one undo by a worker that had lost its lease, whose attempt counts less."""
+    """I3: no two undo requests of a session at once, but of one undo whose earlier sender a fault or its deadline had cut off."""
     for key, requests in facts.undos.items():
         for at, earlier in enumerate(requests):
             for later in requests[at + 1 :]:
                 if later.started_at >= _gone_at(earlier):
                     continue
-                if earlier.key == later.key and _attempt(earlier) != _attempt(later):
+                if earlier.key == later.key and _attempt(earlier) != _attempt(later) and _may_be_cut_off(facts, earlier, later):
                     continue
-                if _is_superseded(earlier, later.started_at, requests) or _is_superseded(later, later.started_at, requests):
+                if earlier.key != later.key and any(_is_superseded(one, later.started_at, requests) for one in (earlier, later)):
                     continue
                 yield f"{key}: {later.key} attempt {_attempt(later)} was sent while {earlier.key} attempt {_attempt(earlier)} was under way"
 
 
+def _may_be_cut_off(facts: Facts, earlier: Received, later: Received) -> bool:
+    """Tell whether the earlier one's sender may have lost its lease, or have given up, before the later one was sent."""
+    if earlier.mode in GIVEN_UP:
+        return True
+    return any(earlier.started_at - FELT_SECONDS <= fault.at <= later.started_at for fault in facts.evidence.faults)
+
+
 def one_key_one_body(facts: Facts) -> Iterator[str]:
-    """I4: every request of an undo, or of an action, has its own key, its own bytes and its own place; no two attempts have one number."""
+    """I4: a request of an undo or action has its own key, bytes and place, an undo the journal's; no two attempts have one number."""
     by_key: dict[tuple[str, str | None], list[Received]] = defaultdict(list)
     for key, requests in facts.requests.items():
         known = facts.positions(key).keys() | {effect["forward_key"] for effect in _effects(facts, key).values()}
@@ -151,11 +166,33 @@ def one_key_one_body(facts: Facts) -> Iterator[str]:
         repeated = [number for number, count in Counter(map(_attempt, sent)).items() if count > 1]
         if repeated:
             yield f"{org}: {name} was sent twice as attempt {repeated}"
+    for key, requests in facts.undos.items():
+        yield from (f"{key}: {request.key} {fault}" for request in requests for fault in _not_as_told(facts, key, request))
+
+
+def _not_as_told(facts: Facts, key: SessionKey, request: Received) -> Iterator[str]:
+    """Hold one undo request against what the journal says was begun, and against what the step's agent reported."""
+    begun = [entry for entry in facts.entries(key, "COMPENSATING") if _body(entry)["idempotency_key"] == request.key]
+    told = [entry for entry in begun if _body(entry)["attempts_before"] < _attempt(request)]
+    if not told:  # what was never begun is for I6
+        return
+    body, args = _body(told[-1]), told[-1]["content"]["args"]["text"]
+    if request.path != urlsplit(body["url"]).path:
+        yield f"was sent to {request.path}, and the journal says {body['url']}"
+    if request.body != args.encode():
+        yield f"was sent {request.body!r}, and the journal says {args}"
+    place, forward_keys = place_of(request), {undo: forward for forward, undo in _undo_keys(facts, key).items()}
+    is_known = body["outcome"] == "committed"
+    found = {"credit": credit_of(place.org, place.ordinal)} if is_known else {"find": forward_keys.get(request.key or "")}
+    named = {"of": place.org, **found}
+    if json.loads(request.body) != named:
+        yield f"was sent {request.body!r}, and had to name {named}"
 
 
 def nothing_lost(facts: Facts) -> Iterator[str]:
-    """I5: after a failure every undo was done at the endpoint, or is settled by someone with a reason, or waits for a person."""
+    """I5: after a failure every undo was done there, or is settled by a person with a reason, or had nothing to undo, or waits for one."""
     for key, export in facts.exports.items():
+        yield from _skipped_by_itself(facts, key)
         if not facts.entries(key, "SESSION_FAILED"):
             continue
         state = export.view["state"]
@@ -170,6 +207,20 @@ def nothing_lost(facts: Facts) -> Iterator[str]:
                 yield f"{key}: the undo of step {entry['step_index']} was skipped without a reason"
         if state == "compensated" and export.view["clean"]:
             yield from _undone_at_the_endpoint(facts, key)
+
+
+def _skipped_by_itself(facts: Facts, key: SessionKey) -> Iterator[str]:
+    """Tell of undos that no person had skipped, of a step that is not known to have done nothing in a run that did not go well."""
+    reports = facts.entries(key, "FAILED", "SETTLED", "LATE_FAIL")
+    not_applied = {entry["step"] for entry in reports if _body(entry)["outcome"] == "not_applied"}
+    for failed in facts.entries(key, "SESSION_FAILED"):
+        not_applied |= set(_body(failed)["not_applied_steps"])
+    for entry in facts.entries(key, "SKIPPED"):
+        reason = _body(entry).get("reason")
+        is_nothing = reason == "not_applied" and entry["step"] in not_applied
+        is_complete = reason == "completed" and facts.entries(key, "COMPLETED")
+        if not (entry["actor"].startswith(OPERATORS) or is_nothing or is_complete):
+            yield f"{key}: the undo of step {entry['step']} was skipped by {entry['actor']} for {reason}"
 
 
 def _undone_at_the_endpoint(facts: Facts, key: SessionKey) -> Iterator[str]:
@@ -200,6 +251,15 @@ def no_undo_without_failure(facts: Facts) -> Iterator[str]:
                 yield f"{key}: {request.key} was sent, and the run has not failed"
             elif request.key not in begun:
                 yield f"{key}: {request.key} was sent, and the journal does not say so"
+            elif request.started_at < _asked_to_fail_at(facts, key):
+                yield f"{key}: {request.key} was sent before anybody had failed the run"
+
+
+def _asked_to_fail_at(facts: Facts, key: SessionKey) -> float:
+    """Return when its client first asked for what failed a run; nothing on our clock says when the service failed one by itself."""
+    actor = facts.entries(key, "SESSION_FAILED")[0]["actor"]
+    calls = (call for call in facts.evidence.calls if (call.org, call.session) == key)
+    return min((call.asked_at for call in calls if call.who == actor and call.op in FAILING), default=float("-inf"))
 
 
 def one_release(facts: Facts) -> Iterator[str]:
@@ -428,10 +488,12 @@ def _committed(left: list[JsonObject], step: int | None) -> Any:
 
 
 def everything_moves(facts: Facts) -> Iterator[str]:
-    """I12: once faults are over nothing is under way for ever, everybody has an answer, and the service has no faults of its own."""
+    """I12: once faults are over no run or question is open for ever, everybody has an answer, and the service has no faults of its own."""
     for key, export in facts.exports.items():
-        if export.view["state"] in {"failed", "compensating"}:
-            yield f"{key}: is still {export.view['state']}"
+        state, waiting = export.view["state"], [effect for effect in export.view["effects"] if effect["state"] in ASKING]
+        if state in {"active", "failed", "compensating"} or (state == "awaiting_approval" and not waiting):
+            yield f"{key}: is still {state}"
+        yield from _left_open(facts, key, export)
     last = {call.number: call for call in facts.evidence.calls}
     for call in last.values():
         if call.heard in {Heard.INFO, Heard.OPEN}:
@@ -440,6 +502,22 @@ def everything_moves(facts: Facts) -> Iterator[str]:
         if call.status is not None and call.status >= 500 and call.status != 503:
             yield f"{(call.org, call.session)}: {call.op} was answered {call.status}"
     yield from (f"the service: {crash}" for crash in facts.evidence.crashes)
+
+
+def _left_open(facts: Facts, key: SessionKey, export: Export) -> Iterator[str]:
+    """Tell of questions that were open long after their time: until they were answered otherwise, or to the end."""
+    newest = max(entry["at"] for other in facts.evidence.exports for entry in other.journal)
+    for effect in export.view["effects"]:
+        if effect["approval"] is None:
+            continue
+        ends = [entry["at"] for entry in facts.entries(key, *ANSWERED) if entry["step"] == effect["step_index"]]
+        overdue = _moment([*ends, newest][0]) - _moment(effect["approval"]["expires_at"])
+        if overdue > OVERDUE:
+            yield f"{key}: the question of step {effect['step_index']} was open {overdue} after its time"
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
 
 
 def repeats_agree(facts: Facts) -> Iterator[str]:

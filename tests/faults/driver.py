@@ -15,7 +15,7 @@ import httpx
 
 from app.domain.model import Role
 from app.engine.clock import SystemClock
-from tests.faults.evidence import Call, Checkpoint, Evidence, Export, Heard, JsonObject, Place, path_of
+from tests.faults.evidence import Call, Checkpoint, Evidence, Export, Heard, JsonObject, Place, credit_of, path_of
 from tests.faults.plans import Decision, Ending, FaultPlan, Kind, Plan, Report, Rescue, SessionPlan, StepPlan
 from tests.faults.processes import Keys, make_keys
 from tests.faults.world import World
@@ -230,7 +230,7 @@ class Story:
         does_act = report not in {Report.NOT_APPLIED, Report.LATE_NOT_APPLIED} and step.kind is not Kind.READ
         if does_act and not await self.clients.act(self.place(step, "act"), told["forward_key"], told["payload"]):
             report = Report.UNKNOWN
-        result, effect = {"result": {"credit": f"{self.plan.org}-{step.ordinal}"}}, f"/effects/{index}"
+        result, effect = {"result": {"credit": credit_of(self.plan.org, step.ordinal)}}, f"/effects/{index}"
         options: JsonObject = {"step": index, "role": role, "allowed": self.failed_meanwhile}
         late: JsonObject = {"step": index, "role": role, "allowed": NOT_ACTIVE, "must_refuse": True}
         match report:

@@ -97,6 +97,11 @@ def path_of(place: Place) -> str:
     return f"/{place.org}/{place.session}/{place.ordinal}/{place.what}"
 
 
+def credit_of(org: str, ordinal: int) -> str:
+    """Return the id in a step's result, which its undo has to name: no other step's is the same."""
+    return f"{org}-{ordinal}"
+
+
 def place_of(request: Received) -> Place:
     """Read a path again."""
     org, session, ordinal, what = request.path.strip("/").split("/")

@@ -8,24 +8,26 @@ from typing import Any, TypeAlias
 
 from tests.fakes import Received
 from tests.faults.checker import ZEROS, head_of
-from tests.faults.evidence import Call, Checkpoint, Evidence, Export, Heard, JsonObject, Place, path_of
+from tests.faults.evidence import Call, Checkpoint, Evidence, Export, Heard, JsonObject, Place, credit_of, path_of
 
 ORG, OTHER = "acme-1", "umbra-1"
 AGENT, OPERATOR, ADMIN, ORCHESTRATOR = "agent:agent-1", "operator:operator-1", "admin:admin-1", "orchestrator"
 Told: TypeAlias = tuple[str, int | None, str, JsonObject]  # of a journal's entry: kind, step, actor, body
 _numbers = count(1)
 WIRE = '{"amount":"100","of":"acme-1"}'
+CREDIT = credit_of(ORG, 1)
+UNDO_ARGS: Mapping[int, JsonObject] = {1: {"of": ORG, "credit": CREDIT}, 2: {"of": ORG, "find": "effect-e2"}}  # step 2: nobody knows
 
 
 def chain(org: str, name: str, *told: Told) -> list[JsonObject]:
     """Return a journal that verifies: (kind, step, actor, body) of each entry, a second apart."""
     journal: list[JsonObject] = []
     for seq, (kind, step, actor, body) in enumerate(told, start=1):
-        content, text = None, dict(body)
-        if "result" in text:
-            salt, result = "00" * 16, json.dumps(text.pop("result"))
-            content = {"result": {"salt": salt, "text": result}}
-            text["result_digest"] = hashlib.sha256(bytes.fromhex(salt) + result.encode()).hexdigest()
+        content: JsonObject = {}
+        text, salt = dict(body), "00" * 16
+        for part in sorted(text.keys() & {"result", "args"}):
+            content[part] = {"salt": salt, "text": json.dumps(text.pop(part))}
+            text[f"{part}_digest"] = hashlib.sha256(bytes.fromhex(salt) + content[part]["text"].encode()).hexdigest()
         entry: JsonObject = {
             "seq": seq,
             "kind": kind,
@@ -33,7 +35,7 @@ def chain(org: str, name: str, *told: Told) -> list[JsonObject]:
             "actor": actor,
             "at": f"2026-01-01T00:00:{seq:02}.000000Z",
             "body": json.dumps(text, sort_keys=True, separators=(",", ":")),
-            "content": content,
+            "content": content or None,
             "prev_hash": journal[-1]["hash"] if journal else ZEROS,
         }
         parts = ("countermand.journal.v1", org, name, str(seq), kind, "" if step is None else str(step), actor, entry["at"])
@@ -46,7 +48,8 @@ def chain(org: str, name: str, *told: Told) -> list[JsonObject]:
 
 def request(what: str, key: str, started_at: float, ended_at: float, *, step: int, **changes: Any) -> Received:
     """Return a request that was applied and answered 200: of the session `failed`, unless `session` says otherwise."""
-    session, attempt, body = changes.pop("session", "failed"), changes.pop("attempt", 1), changes.pop("body", "{}")
+    session, attempt = changes.pop("session", "failed"), changes.pop("attempt", 1)
+    body = changes.pop("body", json.dumps(UNDO_ARGS[step]) if what == "undo" and step in UNDO_ARGS else "{}")
     return Received(
         **{
             "number": next(_numbers),
@@ -111,16 +114,19 @@ def intent(step: int, **members: Any) -> Told:
     return "INTENT", step, AGENT, {"effect_id": f"e{step}", "forward_key": f"effect-e{step}", **members}
 
 
-def undone(step: int) -> tuple[Told, ...]:
+def undone(step: int, **members: Any) -> tuple[Told, ...]:
     """Return what the journal says of an undo from its first send to its end."""
-    body = {"undo_id": f"u{step}", "idempotency_key": f"undo-u{step}"}
-    return ("COMPENSATING", step, ORCHESTRATOR, body), ("COMPENSATED", step, ORCHESTRATOR, {"undo_id": f"u{step}"})
+    body = {"undo_id": f"u{step}", "idempotency_key": f"undo-u{step}", "attempts_before": 0, "args": UNDO_ARGS[step]}
+    url = f"http://endpoint{path_of(Place(ORG, 'failed', step, 'undo'))}"
+    outcome = "committed" if "credit" in UNDO_ARGS[step] else "unknown"
+    begun = {**body, "url": url, "outcome": outcome, **members}
+    return ("COMPENSATING", step, ORCHESTRATOR, begun), ("COMPENSATED", step, ORCHESTRATOR, {"undo_id": f"u{step}"})
 
 
 FAILED_JOURNAL: tuple[Told, ...] = (
     ("OPENED", None, AGENT, {}),
     intent(1),
-    ("EXECUTED", 1, AGENT, {"effect_id": "e1", "result": {"credit": "c1"}}),
+    ("EXECUTED", 1, AGENT, {"effect_id": "e1", "result": {"credit": CREDIT}}),
     intent(2),
     ("SESSION_FAILED", None, AGENT, {"unknown_steps": [2], "not_applied_steps": []}),
     *undone(2),
@@ -161,7 +167,7 @@ def good() -> Evidence:
         *(call("open", {}, session=name) for name in ("failed", "halted")),
         call("open", {}, session="completed", org=OTHER),
         *(call("intercept", {**told, **_ids(step)}, key=f"step-{step}", path="/intercept") for step in (1, 2)),
-        call("commit", {"state": "committed"}, step=1, body={"result": {"credit": "c1"}}),
+        call("commit", {"state": "committed"}, step=1, body={"result": {"credit": CREDIT}}),
         call("fail", {"state": "failed"}, key="fail"),
         call("look", {"state": "compensating"}, answered_at=2.0),
         call("look", {"state": "compensated"}, answered_at=3.0),

@@ -1,12 +1,13 @@
 """The checker finds each invariant broken when it is, and nothing where nothing is. Must not run the service: evidence is made by hand."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
-from tests.fakes import Received
+from tests.fakes import Mode, Received
 from tests.faults.checker import INVARIANTS, check
-from tests.faults.evidence import Call, Evidence, Export, Heard
+from tests.faults.evidence import Call, Evidence, Export, Heard, Inflicted, JsonObject
 from tests.faults.histories import (
     ADMIN,
     AGENT,
@@ -16,8 +17,10 @@ from tests.faults.histories import (
     ORCHESTRATOR,
     ORG,
     OTHER,
+    UNDO_ARGS,
     Told,
     call,
+    effect,
     entry,
     export,
     good,
@@ -75,6 +78,58 @@ def happen_at(moved: Received, at: float) -> None:
     moved.started_at, moved.ended_at = at, at + 0.1
 
 
+def with_fault(at: float, happen: Break) -> Break:
+    """Return what lets something have been broken at that time, and lets this happen too."""
+
+    def break_it(evidence: Evidence) -> None:
+        evidence.faults.append(Inflicted(kind="SIGSTOP, SIGCONT", at=at))
+        happen(evidence)
+
+    return break_it
+
+
+def sent_twice(evidence: Evidence) -> None:
+    """Let an undo have been sent anew while it was under way."""
+    also(undo(2, 3.25, 3.35, attempt=3))(evidence)
+
+
+def hang_up(evidence: Evidence) -> None:
+    """Let an attempt have hung until its sender gave it up, of which the endpoint heard late."""
+    evidence.requests[2].mode, evidence.requests[2].ended_at = Mode.HANG, 3.4
+
+
+def resent(step: int, **changes: str) -> Break:
+    """Return what lets every attempt of an undo have been sent otherwise."""
+
+    def break_it(evidence: Evidence) -> None:
+        kept = [one for one in evidence.requests if one.key != f"undo-u{step}"]
+        evidence.requests = [*kept, undo(step, 3.0, 3.1, **changes), undo(step, 3.2, 3.3, attempt=2, **changes)]
+
+    return break_it
+
+
+def undone_with(step: int, args: JsonObject) -> Break:
+    """Return what lets an undo have been begun, and sent, with such arguments."""
+
+    def break_it(evidence: Evidence) -> None:
+        begun = {2: undone(2), 1: undone(1), step: undone(step, args=args)}
+        retold("failed", (*FAILED_JOURNAL[:5], *begun[2], *begun[1], FAILED_JOURNAL[-1]))(evidence)
+        for one in evidence.requests:
+            one.body = json.dumps(args).encode() if one.key == f"undo-u{step}" else one.body
+
+    return break_it
+
+
+def begun_anew(evidence: Evidence) -> None:
+    """Let a person have had an undo tried again, whose second attempt was sent with the bytes of the first."""
+    anew = undone(2, attempts_before=1, args={**UNDO_ARGS[2], "more": 1})
+    given_up: Told = ("COMPENSATION_FAILED", 2, ORCHESTRATOR, {"undo_id": "u2"})
+    halted: Told = ("HALTED", None, ORCHESTRATOR, {"reason": "compensation_failed"})
+    retried: Told = ("RETRIED", None, OPERATOR, {"undo_id": "u2"})
+    told = (*FAILED_JOURNAL[:6], given_up, halted, retried, *anew, *FAILED_JOURNAL[7:])
+    retold("failed", told)(evidence)
+
+
 def forget(evidence: Evidence, *numbers: int) -> None:
     """Let the endpoint never have seen these requests."""
     evidence.requests = [one for at, one in enumerate(evidence.requests) if at not in numbers]
@@ -85,9 +140,9 @@ def show(name: str, **members: object) -> Break:
     return lambda evidence: named(evidence, name).view.update(members)
 
 
-def first_effect(evidence: Evidence, name: str) -> dict[str, object]:
-    """Return the newest effect of a session."""
-    found: dict[str, object] = named(evidence, name).view["effects"][0]
+def first_effect(evidence: Evidence, name: str, *, at: int = 0) -> dict[str, object]:
+    """Return the newest effect of a session, or the one at that place."""
+    found: dict[str, object] = named(evidence, name).view["effects"][at]
     return found
 
 
@@ -97,6 +152,33 @@ NOT_BEGUN = {"undo_stack": [entry(2, "skipped"), entry(1)]}
 SKIPPED: Told = ("SKIPPED", 2, ORCHESTRATOR, {"undo_id": "u2"})
 TOLD_TWICE = {"decision": "execute", "step_index": 1, "effect_id": "other", "undo_id": "u1", "forward_key": "effect-e1"}
 
+
+def skipped(actor: str, reason: str, *not_applied_steps: int) -> Break:
+    """Return what lets the newer undo have been skipped instead of sent."""
+    failed: Told = ("SESSION_FAILED", None, AGENT, {"unknown_steps": [], "not_applied_steps": list(not_applied_steps)})
+    told: tuple[Told, ...] = (*FAILED_JOURNAL[:4], failed, ("SKIPPED", 2, actor, {"undo_id": "u2", "reason": reason}), *FAILED_JOURNAL[7:])
+    newer = effect(2, "compensatable", "failed" if not_applied_steps else "executing")
+
+    def break_it(evidence: Evidence) -> None:
+        retold("failed", told, effects=[newer, first_effect(evidence, "failed", at=1)], **NOT_BEGUN, clean=False)(evidence)
+        forget(evidence, 2, 3)
+
+    return break_it
+
+
+def still_asked(expires_at: str) -> Break:
+    """Return what lets a question stand open at the end."""
+
+    def break_it(evidence: Evidence) -> None:
+        wire = {**first_effect(evidence, "halted"), "state": "awaiting_approval", "approval": {"expires_at": expires_at}}
+        retold("halted", HALTED_JOURNAL[:2], state="awaiting_approval", effects=[wire])(evidence)
+        forget(evidence, 5)
+        evidence.escalated[ORG].clear()
+        evidence.calls = [one for one in evidence.calls if one.session != "halted" or one.op == "open"]
+
+    return break_it
+
+
 BROKEN: dict[str, tuple[str, Break]] = {
     "executed without an intent": ("I1", retold("failed", without(FAILED_JOURNAL, "INTENT", 2))),
     "executed without an undo": ("I1", show("failed", undo_stack=[entry(1)])),
@@ -105,20 +187,32 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "oldest first in the journal": ("I2", retold("failed", OLDEST_FIRST)),
     "repeated after a later one": ("I2", also(undo(2, 5.0, 5.1, attempt=3))),
     "two undos at once": ("I3", also(undo(2, 3.9, 4.05, attempt=3))),
+    "one undo twice at once, and nothing had broken": ("I3", sent_twice),
+    "one undo twice at once, long after a fault": ("I3", with_fault(-1.0, sent_twice)),
+    "one undo twice at once, before a fault": ("I3", with_fault(3.3, sent_twice)),
     "one attempt sent twice at once": ("I3", also(undo(2, 3.25, 3.35, attempt=2))),
     "another key": ("I4", also(request("undo", "undo-u7", 3.4, 3.5, step=2))),
     "a key that is no undo's": ("I4", also(request("undo", "effect-e2", 3.4, 3.5, step=2))),
     "other bytes": ("I4", also(undo(2, 3.4, 3.5, attempt=3, body='{"more":1}'))),
+    "other bytes than the journal's in every attempt": ("I4", resent(2, body=json.dumps({**UNDO_ARGS[2], "more": 1}))),
+    "another place than the journal's in every attempt": ("I4", resent(2, target=f"/{ORG}/failed/7/undo")),
+    "another step's credit in the journal too": ("I4", undone_with(1, {"of": ORG, "credit": f"{ORG}-2"})),
+    "another call to be found in the journal too": ("I4", undone_with(2, {"of": ORG, "find": "effect-e1"})),
+    "the bytes of before a person's retry": ("I4", begun_anew),
     "an attempt counted once and sent twice": ("I4", also(undo(2, 3.4, 3.5, attempt=2))),
     "pending below an end": ("I5", show("failed", undo_stack=[entry(2), entry(1, "pending")])),
     "said to be done and never done": ("I5", lambda evidence: forget(evidence, 4)),
     "only accepted, and said to be done": ("I5", lambda evidence: setattr(evidence.requests[4], "status", 202)),
     "skipped without a reason": ("I5", retold("failed", (*FAILED_JOURNAL[:5], SKIPPED, *FAILED_JOURNAL[7:]), **NOT_BEGUN)),
+    "given up by the service itself": ("I5", skipped(ORCHESTRATOR, "compensation_failed")),
+    "skipped as not applied, which nobody said": ("I5", skipped(ORCHESTRATOR, "not_applied")),
+    "skipped as completed, which it is not": ("I5", skipped(AGENT, "completed")),
     "done at the endpoint and not undone there": ("I5", lambda evidence: setattr(evidence.requests[4], "is_applied", False)),
     "undone without a failure": (
         "I6",
         also(request("undo", "undo-u1", 6.0, 6.1, step=1, session="completed", target=f"/{OTHER}/completed/1/undo")),
     ),
+    "undone before anybody failed the run": ("I6", lambda evidence: setattr(asked(evidence, "fail"), "asked_at", 3.1)),
     "undone unsaid": ("I6", retold("failed", without(FAILED_JOURNAL, "COMPENSATING", 1))),
     "released twice": ("I7", retold("halted", (*HALTED_JOURNAL[:4], intent(1, released_to="x"), *HALTED_JOURNAL[4:]))),
     "released unapproved": ("I7", retold("halted", without(HALTED_JOURNAL, "APPROVED", 1))),
@@ -152,6 +246,13 @@ BROKEN: dict[str, tuple[str, Break]] = {
     "another result": ("I11", lambda evidence: asked(evidence, "commit").body.update(result={"credit": "c2"})),
     "a session gone": ("I11", lambda evidence: evidence.exports.pop(0)),
     "still unwinding": ("I12", show("failed", state="compensating")),
+    "never ended": ("I12", show("completed", state="active")),
+    "waiting for nobody": ("I12", show("completed", state="awaiting_approval")),
+    "a question still open after its time": ("I12", still_asked("2025-12-31T23:59:20.000000Z")),
+    "a question answered long after its time": (
+        "I12",
+        lambda evidence: first_effect(evidence, "halted").update(approval={"expires_at": "2025-12-31T23:59:20.000000Z"}),
+    ),
     "never answered": ("I12", heard(call("commit", {}, heard=Heard.INFO))),
     "a fault of the service's own": ("I12", lambda evidence: evidence.crashes.append("call_crashed")),
     "answered 500": ("I12", heard(call("commit", {}, heard=Heard.INFO, status=500))),
@@ -192,7 +293,12 @@ def test_every_invariant_is_broken_once_when_all_ways_are_counted() -> None:
 
 ALLOWED: dict[str, Break] = {
     "a fenced-out worker's late repeat": lambda evidence: happen_at(evidence.requests[2], 5.0),
-    "a worker that lost its lease in mid-request": lambda evidence: setattr(evidence.requests[2], "ended_at", 4.5),
+    "a worker that lost its lease in mid-request": with_fault(3.05, lambda evidence: setattr(evidence.requests[2], "ended_at", 4.5)),
+    "an attempt of a worker that lost its lease by a fault": with_fault(3.0, sent_twice),
+    "an attempt after one that hung": hang_up,
+    "a skip by a person": skipped(OPERATOR, "it was looked into"),
+    "a skip of what did nothing": skipped(ORCHESTRATOR, "not_applied", 2),
+    "a question that is in time": still_asked("2026-01-01T01:00:00.000000Z"),
     "an act that its undo had overtaken": lambda evidence: happen_at(evidence.requests[0], 5.0),
     "a late report": retold("failed", (*FAILED_JOURNAL, LATE_COMMIT)),
     "a call that was asked again": heard(call("fail", {"state": "failed"}, key="fail")),
