@@ -96,8 +96,7 @@ class Field:
             await self._watch_for(seen.herd.calm_seconds)
             seen.began_at, seen.bystander.phase, load = monotonic(), FAILING, os.getloadavg()[0]
             async with asyncio.TaskGroup() as group:
-                failing = group.create_task(self._fail_all(names))
-                failing.add_done_callback(lambda _: self._enter(DRAINING))
+                group.create_task(self._fail_all(names))
                 if seen.herd.outage_seconds:
                     await self._watch(lambda sample: 4 * sample.states.get("compensated", 0) >= seen.herd.sessions)
                     await self._be_away()
@@ -108,14 +107,9 @@ class Field:
         seen.events = [event for replica in self.replicas for event in replica.events]
         return seen
 
-    def _enter(self, phase: str) -> None:
-        """Enter a phase of the herd, unless an outage goes on: that one is left by whoever ends it."""
-        if self.seen.bystander.phase == FAILING:
-            self.seen.bystander.phase = phase
-
     async def _be_away(self) -> None:
-        phase, self.seen.bystander.phase = self.seen.bystander.phase, AWAY
         await self.endpoint.play(AWAY_REPLY)
+        self.seen.bystander.phase = AWAY
         outage = self.seen.outage = Outage(began_at=monotonic())
         await self._watch_for(self.seen.herd.outage_seconds)
         operator = self.replicas[0].operator
@@ -124,7 +118,8 @@ class Field:
         async with owner_connection(self.database_url) as connection:
             outage.probes = await connection.fetchval(PROBES_SQL, ORG)
         await self.endpoint.play(UP)
-        outage.ended_at, self.seen.bystander.phase = monotonic(), phase
+        outage.ended_at = monotonic()
+        self.seen.bystander.phase = DRAINING if len(self.seen.accepted) == self.seen.herd.sessions else FAILING
 
     async def _watch_for(self, seconds: float) -> None:
         ends_at = monotonic() + seconds
@@ -146,6 +141,8 @@ class Field:
         async with asyncio.TaskGroup() as group:
             for number in range(CALLERS):
                 group.create_task(self._fail_some(left, self.replicas[number % REPLICAS]))
+        if self.seen.bystander.phase == FAILING:  # an outage that goes on has a name of its own
+            self.seen.bystander.phase = DRAINING
 
     async def _fail_some(self, names: Iterator[str], replica: ServiceProcess) -> None:
         """Report failures over one connection, again where the answer is 503."""
