@@ -170,8 +170,8 @@ named AS (
   LIMIT $3
 )
 SELECT
-  n.destination, calls.due, calls.in_flight, calls.later, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error, p.scope, p.paused_at, p.paused_by,
-  p.reason
+  n.destination, calls.due, calls.in_flight, calls.later, calls.oldest_due_at, c.opened_at, c.probe_at, c.last_error,
+  p.scope, p.paused_at, p.paused_by, p.reason
 FROM named AS n
 LEFT JOIN circuits AS c ON c.org = $1 AND c.destination = n.destination
 LEFT JOIN LATERAL (

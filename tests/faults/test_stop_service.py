@@ -94,7 +94,7 @@ async def test_caller_is_asked_to_come_back_when_its_request_outlasts_the_grace(
             assert await stopping.exit_code() == 0
         assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json"), answer.text
         assert int(answer.headers["Retry-After"]) >= 1
-        assert answer.json()["code"] == "unavailable"
+        assert answer.json()["code"] == "stopping"
         assert (await other.agent.session("run"))["state"] == "active"
         await assert_undone(other.agent, other.auditor, endpoint, "run", keys)
     assert stopping.crashes + other.crashes == []
