@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         name="claim what another worker holds",
-        file="app/storage/calls.py",
+        file="app/storage/claims.py",
         before="    AND (leased_until IS NULL OR leased_until <= statement_timestamp())\n  ORDER BY due_at\n  LIMIT allotted",
         after="  ORDER BY due_at\n  LIMIT allotted",
         test="test_an_answer_is_void_when_a_newer_epoch_owns_the_call",

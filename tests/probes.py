@@ -8,9 +8,9 @@ import asyncpg
 import httpx
 from starlette.types import ASGIApp
 
-from app.storage import calls
-from app.storage.calls import Claim
+from app.storage import claims
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import Connection
 from tests.factories import Client, owner_connection
 
@@ -51,8 +51,8 @@ async def make_due(database_url: str, session_id: str) -> None:
 
 async def claim_due(connection: Connection, lease: Lease, limit: int = 10) -> list[Claim]:
     """Claim up to so many calls wherever any are due, whatever an orchestrator would find fair; needs a dispatcher's connection."""
-    queues = await calls.look(connection, None, 100, limit)
-    return await calls.claim(connection, lease, {queue.place: limit for queue in queues})
+    queues = await claims.look(connection, None, 100, limit)
+    return await claims.claim(connection, lease, {queue.place: limit for queue in queues})
 
 
 async def take_lease_away(database_url: str, session_id: str) -> None:

@@ -17,9 +17,9 @@ from app.engine.clock import Clock
 from app.engine.poison import Poison
 from app.engine.schema import Schema
 from app.engine.unwind import Holding, LeaseLost, Unwind
-from app.storage import calls
 from app.storage import circuits as storage_circuits
-from app.storage.calls import Claim
+from app.storage import claims
+from app.storage.claims import Claim
 from app.storage.database import Connection, Database, StorageUnavailable
 from app.telemetry import Telemetry
 
@@ -104,7 +104,7 @@ class Orchestrator:
                 claimed = await self._claim(connection, free)
             if self._stopping.is_set():  # the stop may have come while the claim was under way
                 async with self.database.dispatch() as connection:
-                    await calls.release(connection, claimed)
+                    await claims.release(connection, claimed)
                 return
             for claim in claimed:
                 self._start(group, claim)
@@ -115,10 +115,10 @@ class Orchestrator:
 
     async def _claim(self, connection: Connection, free: int) -> list[Claim]:
         """Claim up to `free` calls: some past their deadline, then what is due, place after place until there is enough of it."""
-        claimed = await calls.claim_late(connection, self.unwind.lease, (free + 1) // 2)
+        claimed = await claims.claim_late(connection, self.unwind.lease, (free + 1) // 2)
         self._coming.update(claim.place for claim in claimed)
         while len(claimed) < free:
-            queues = await calls.look(connection, self._looked_at, PLACES_PER_LOOK, min(free, self.limits.max_calls_per_destination))
+            queues = await claims.look(connection, self._looked_at, PLACES_PER_LOOK, min(free, self.limits.max_calls_per_destination))
             for queue in queues:
                 self.unwind.circuits.look(queue.place, is_open=queue.is_open)
             claimed += await self._take(connection, queues, free - len(claimed))
@@ -137,9 +137,9 @@ class Orchestrator:
         taken: list[Claim] = []
         if probed:
             seconds = [circuits.probe_seconds(queue.probes + 1, self.unwind.random_unit()) for queue in probed]
-            taken += await calls.claim_probes(connection, self.unwind.lease, list(zip(probed, seconds, strict=True)))
+            taken += await claims.claim_probes(connection, self.unwind.lease, list(zip(probed, seconds, strict=True)))
         if allotted:
-            taken += await calls.claim(connection, self.unwind.lease, allotted)
+            taken += await claims.claim(connection, self.unwind.lease, allotted)
         return taken
 
     def _bounds(self, free: int) -> Bounds:
@@ -224,7 +224,7 @@ class Orchestrator:
         if not held:
             return
         async with self.database.dispatch() as connection:
-            kept = await calls.renew(connection, list(held.values()), self.unwind.lease.seconds)
+            kept = await claims.renew(connection, list(held.values()), self.unwind.lease.seconds)
         for task, claim in held.items():
             holding = self._running.get(task)
             if holding is not None and holding.claim == claim and claim not in kept:
@@ -249,13 +249,13 @@ class Orchestrator:
         _, late = await asyncio.wait(set(self._running), timeout=self.limits.grace_seconds)
         if not late:
             return
-        claims = [self._running[task].claim for task in late]
+        cut_off = [self._running[task].claim for task in late]
         for task in late:
             task.cancel()
         await asyncio.wait(late)
         try:
             async with self.database.dispatch() as connection:
-                await calls.release(connection, claims)
+                await claims.release(connection, cut_off)
         except StorageUnavailable as error:
             _log.warning("storage_unavailable", where="hand_back", cause=error.cause)
 

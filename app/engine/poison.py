@@ -13,7 +13,7 @@ from app.domain.states import RESTING_STATES, UNWINDING_STATES
 from app.engine import verbs
 from app.engine.events import ORCHESTRATOR, Events
 from app.storage import poison, sessions
-from app.storage.calls import Claim
+from app.storage.claims import Claim
 from app.storage.database import Database
 from app.storage.sessions import Wanted
 

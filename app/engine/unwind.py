@@ -20,11 +20,12 @@ from app.engine.circuits import Circuits
 from app.engine.clock import Clock
 from app.engine.events import ORCHESTRATOR, Events
 from app.engine.outbound import Outbound, OutgoingRequest
-from app.storage import calls
+from app.storage import calls, claims
 from app.storage import changes as storage_changes
 from app.storage import circuits as storage_circuits
-from app.storage.calls import Claim, LockedCall
+from app.storage.calls import LockedCall
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
 
 USER_AGENT = "countermand"
@@ -218,11 +219,11 @@ class Unwind:
         ):
             with trial:
                 async with self.database.transaction(claim.org) as tx:
-                    await calls.give_back(tx, claim, self.lease.worker)
+                    await claims.give_back(tx, claim, self.lease.worker)
 
     async def _release(self, claim: Claim) -> None:
         async with self.database.dispatch() as connection:
-            await calls.release(connection, [claim])
+            await claims.release(connection, [claim])
 
     async def _send(self, claim: Claim, move: Send) -> Attempt:
         call, effect = move.call, move.effect

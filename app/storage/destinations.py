@@ -54,7 +54,7 @@ class DestinationView:
     pause: Pause | None
 
 
-# As in calls.LOOK_SQL, within one org.
+# As in claims.LOOK_SQL, within one org.
 DESTINATIONS_SQL = """
 WITH RECURSIVE busy AS (
   (

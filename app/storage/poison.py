@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.domain.model import EffectId, EffectState, SessionId, StepIndex, UndoId
 from app.domain.poison import MAX_WAIT_SECONDS, OPEN_STATES, Ended, OpenStep
-from app.storage.calls import Claim
+from app.storage.claims import Claim
 from app.storage.database import Transaction
 
 

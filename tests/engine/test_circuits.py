@@ -15,7 +15,7 @@ import structlog
 
 from app.domain.model import Role
 from app.engine.unwind import Holding
-from app.storage import calls
+from app.storage import claims
 from tests.conftest import StartService
 from tests.engine.test_retries import ImpatientClock, worker
 from tests.factories import ORG, Client, JsonObject, Service, do_step, open_service
@@ -281,8 +281,8 @@ async def test_slot_is_given_back_at_once_when_a_probe_finds_the_outage(
     clock = ImpatientClock()
     async with worker(database_url, clock, 0.5) as unwind:
         async with unwind.database.dispatch() as connection:
-            (queue,) = await calls.look(connection, None, 10, 10)
-            (claim,) = await calls.claim_probes(connection, unwind.lease, [(queue, 600.0)])
+            (queue,) = await claims.look(connection, None, 10, 10)
+            (claim,) = await claims.claim_probes(connection, unwind.lease, [(queue, 600.0)])
         await unwind.run(Holding(claim=claim, has_room=lambda _: True))
     call = await call_of(database_url, "s", 1)
     assert (clock.slept, call["leased_by"], call["attempts"], len(endpoint.received)) == ([], None, 1, 1)

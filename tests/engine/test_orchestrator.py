@@ -8,7 +8,7 @@ import pytest
 
 from app.domain.model import CallId, CallKind, OrgName, SessionId
 from app.engine.unwind import Holding
-from app.storage.calls import Claim
+from app.storage.claims import Claim
 from tests.conftest import StartService
 from tests.factories import JsonObject, do_step, open_service
 from tests.fakes import FakeEndpoint, Reply

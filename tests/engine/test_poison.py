@@ -9,7 +9,7 @@ import pytest
 from app.domain.model import CallId, CallKind, OrgName, SessionId
 from app.domain.sending import POISON_AFTER_INTERRUPTED
 from app.storage import poison
-from app.storage.calls import Claim
+from app.storage.claims import Claim
 from app.storage.database import open_database
 from tests.conftest import StartService
 from tests.factories import JsonObject, Service, deadlines_of, do_step, park

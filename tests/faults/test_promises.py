@@ -13,8 +13,8 @@ from app.domain.model import EntryKind, OrgName
 from app.engine.clock import SystemClock
 from app.engine.outbound import Outbound
 from app.engine.unwind import Holding, LeaseLost, Unwind
-from app.storage.calls import Claim
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import open_database
 from tests.conftest import StartService
 from tests.factories import ORG, Client, do_step, new_events, owner_connection, park, undo_at

@@ -1,4 +1,4 @@
-/* Claim, lease and epoch of one session's calls, newest first: the protocol of app/storage/calls.py and app/engine/unwind.py.
+/* Claim, lease and epoch of one session's calls, newest first: the protocol of app/storage/claims.py and app/engine/unwind.py.
 
    spin -DFAULTS=6 -run -m400000 -noclaim lease.pml    every order of steps: no assertion may fail
    spin -run -m400000 -ltl ends -f lease.pml           once faults stop, the last call is done

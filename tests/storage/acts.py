@@ -13,8 +13,9 @@ from app.domain.unwinding import Undoing
 from app.engine.forward import Forward
 from app.engine.verbs import Ask, Verbs
 from app.storage import calls, changes
-from app.storage.calls import Claim, LockedCall
+from app.storage.calls import LockedCall
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import Database
 from tests.domain.world import command, new_compensation
 from tests.factories import new_events

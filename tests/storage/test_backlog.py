@@ -3,7 +3,7 @@
 import re
 
 from app.domain.model import SessionId, SessionState
-from app.storage import backlog, calls
+from app.storage import backlog, claims
 from app.storage.backlog import MAX_DESTINATIONS, OPEN_SESSIONS_SQL, OPEN_STATES, OTHER, Backlog
 from app.storage.database import Database
 from tests.golden import REPOSITORY
@@ -54,7 +54,7 @@ async def test_call_is_in_flight_and_not_due_when_a_worker_holds_it(database: Da
     held = await look(database)
     assert (held.due, held.in_flight) == ({"a.example:443": 0}, {"a.example:443": 1})
     async with database.dispatch() as connection:
-        await calls.release(connection, [claimed])
+        await claims.release(connection, [claimed])
     given_back = await look(database)
     assert (given_back.due, given_back.in_flight) == ({"a.example:443": 1}, {"a.example:443": 0})
 

@@ -8,9 +8,9 @@ import pytest
 from app.domain.circuits import Held, Place
 from app.domain.model import OrgName, SessionId
 from app.domain.turns import Queue
-from app.storage import calls, circuits, destinations, pauses
-from app.storage.calls import Claim
+from app.storage import circuits, claims, destinations, pauses
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import Connection, Database
 from app.storage.pauses import Scope
 from tests.factories import owner_connection
@@ -40,18 +40,18 @@ async def away(database: Database, place: Place = AWAY) -> None:
 async def look(database: Database, after: Place | None = None, places: int = MANY, most: int = MANY) -> list[Queue]:
     """Look as the dispatcher."""
     async with database.dispatch() as connection:
-        return await calls.look(connection, after, places, most)
+        return await claims.look(connection, after, places, most)
 
 
 async def probe(database: Database, worker: Lease = LEASE, seconds: float = 0.0) -> list[Claim]:
     """Claim what may be probed now."""
     async with database.dispatch() as connection:
-        return await probes(connection, worker, await calls.look(connection, None, MANY, MANY), seconds)
+        return await probes(connection, worker, await claims.look(connection, None, MANY, MANY), seconds)
 
 
 async def probes(connection: Connection, worker: Lease, seen: list[Queue], seconds: float = 0.0) -> list[Claim]:
     """Claim a probe of each of these queues that is due for one."""
-    return await calls.claim_probes(connection, worker, [(queue, seconds) for queue in seen if queue.is_probe_due])
+    return await claims.claim_probes(connection, worker, [(queue, seconds) for queue in seen if queue.is_probe_due])
 
 
 async def test_places_are_seen_in_order_when_calls_of_several_orgs_are_due(database: Database) -> None:
@@ -142,8 +142,8 @@ async def test_late_call_is_claimed_when_its_destination_is_held(database: Datab
     await away(database)
     await fetch(database_url, "UPDATE outgoing_calls SET deadline_at = clock_timestamp() WHERE session_id = 'late'")
     async with database.dispatch() as connection:
-        (claimed,) = await calls.claim_late(connection, LEASE, MANY)
-        assert await calls.claim_late(connection, LEASE, MANY) == []
+        (claimed,) = await claims.claim_late(connection, LEASE, MANY)
+        assert await claims.claim_late(connection, LEASE, MANY) == []
     assert (claimed.session_id, claimed.is_late, claimed.is_probe, claimed.epoch) == (late, True, False, 1)
 
 
@@ -191,7 +191,7 @@ async def test_probe_is_put_off_when_one_was_made(database: Database, database_u
     await away(database)
     (first,) = await probe(database, seconds=600)
     async with database.dispatch() as connection:
-        await calls.release(connection, [first])
+        await claims.release(connection, [first])
     assert await probe(database) == []
     async with database.transaction(BETA) as tx:
         await circuits.probe_now(tx, HERE)

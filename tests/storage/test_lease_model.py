@@ -20,9 +20,9 @@ from app.domain.draft import Draft
 from app.domain.model import CallId, SessionId
 from app.domain.retry import Attempt
 from app.domain.sending import Move, Send, Wait
-from app.storage import calls, changes
-from app.storage.calls import Claim
+from app.storage import calls, changes, claims
 from app.storage.changes import Lease
+from app.storage.claims import Claim
 from app.storage.database import Database, WriteConflict, open_database
 from tests.conftest import execute
 from tests.factories import owner_connection
@@ -297,17 +297,17 @@ class Leases(RuleBasedStateMachine):
             await changes.write(tx, draft.changes(), lease=held.lease)
         return move
 
-    async def _renew(self, claims: list[Claim]) -> set[Claim]:
+    async def _renew(self, held: list[Claim]) -> set[Claim]:
         async with self.bench.database.dispatch() as connection:
-            return await calls.renew(connection, claims, LEASE_SECONDS)
+            return await claims.renew(connection, held, LEASE_SECONDS)
 
     async def _released(self, one: Claim) -> None:
         async with self.bench.database.dispatch() as connection:
-            await calls.release(connection, [one])
+            await claims.release(connection, [one])
 
     async def _given_back(self, held: Held) -> None:
         async with self.bench.database.transaction(ACME) as tx:
-            await calls.give_back(tx, held.claim, held.lease.worker)
+            await claims.give_back(tx, held.claim, held.lease.worker)
 
 
 @pytest.mark.timeout(300)

@@ -11,8 +11,8 @@ from app.domain.intercept import Execute
 from app.domain.model import EffectState, SessionId, SessionState, StepIndex
 from app.domain.sending import Rest, Send
 from app.engine.forward import Forward
-from app.storage import calls, changes, sessions
-from app.storage.calls import Claim
+from app.storage import calls, changes, claims, sessions
+from app.storage.claims import Claim
 from app.storage.database import Database
 from app.storage.sessions import Wanted
 from tests.domain.world import answered, command, new_compensation
@@ -155,8 +155,8 @@ async def test_claim_leaves_calls_alone_when_they_are_not_due_or_not_wanted(data
     await do_steps(database, RUN, 1)
     await fail(database)
     async with database.dispatch() as connection:
-        assert await calls.claim(connection, LEASE, {Place(org=ACME, destination="other.example:443"): 10}) == []
-        assert await calls.claim(connection, LEASE, {Place(org=BETA, destination="ledger.example:443"): 10}) == []
+        assert await claims.claim(connection, LEASE, {Place(org=ACME, destination="other.example:443"): 10}) == []
+        assert await claims.claim(connection, LEASE, {Place(org=BETA, destination="ledger.example:443"): 10}) == []
     async with owner_connection(database_url) as connection:
         await connection.execute("UPDATE outgoing_calls SET due_at = clock_timestamp() + interval '1 h'")
     assert await claim(database) == []
@@ -172,13 +172,13 @@ async def test_leases_are_renewed_and_released_when_they_are_ones_own(database: 
     (claimed,) = await claim(database, replace(LEASE, seconds=5))
     stale = replace(claimed, epoch=claimed.epoch - 1)
     async with database.dispatch() as connection:
-        assert await calls.renew(connection, [stale], 60) == set()
-        assert await calls.renew(connection, [claimed, stale], 60) == {claimed}
-        await calls.release(connection, [stale])
+        assert await claims.renew(connection, [stale], 60) == set()
+        assert await claims.renew(connection, [claimed, stale], 60) == {claimed}
+        await claims.release(connection, [stale])
     async with owner_connection(database_url) as connection:
         assert await connection.fetchval("SELECT leased_until > clock_timestamp() + interval '50 s' FROM outgoing_calls")
     async with database.dispatch() as connection:
-        await calls.release(connection, [claimed])
+        await claims.release(connection, [claimed])
     assert [each.epoch for each in await claim(database)] == [2]
 
 
@@ -197,7 +197,7 @@ async def go_on(database: Database, claimed: Claim) -> Claim:
 async def give_back(database: Database, claimed: Claim, worker: str = LEASE.worker) -> None:
     """Give back what a worker that lost track may hold."""
     async with database.transaction(claimed.org) as tx:
-        await calls.give_back(tx, claimed, worker)
+        await claims.give_back(tx, claimed, worker)
 
 
 async def test_claim_is_given_back_when_its_worker_lost_track(database: Database) -> None:

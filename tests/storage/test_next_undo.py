@@ -13,7 +13,7 @@ from app.domain.sending import Move, Yield
 from app.engine.operations import Operations
 from app.engine.verbs import Ask, Verbs
 from app.storage import calls, changes
-from app.storage.calls import Claim
+from app.storage.claims import Claim
 from app.storage.database import Database
 from tests.domain.world import answered, command, new_compensation
 from tests.factories import new_events
