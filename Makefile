@@ -6,7 +6,7 @@ UV ?= uv
 COMPILE := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV) pip compile --universal --generate-hashes --python-version 3.11 --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve dev test check fmt lint types contracts openapi schema large mutants faults standby herd container-proof lock
+.PHONY: help demo serve dev test check fmt lint types contracts openapi schema bench large mutants faults standby herd container-proof lock
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 17
@@ -34,7 +34,7 @@ lint: ## run the linter
 	$(TOOL) ruff check .
 
 types: ## run the type checker
-	$(TOOL) mypy --strict app tests migrations deploy examples
+	$(TOOL) mypy --strict app tests migrations bench deploy examples
 
 contracts: ## check who imports whom
 	$(RUN) python -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
@@ -44,6 +44,9 @@ openapi: ## rewrite openapi/openapi.json from the code
 
 schema: ## rewrite migrations/schema.sql from the migrations
 	COUNTERMAND_REWRITE_GOLDEN=1 $(TOOL) pytest -q -m golden tests/storage
+
+bench: ## measure the service side by side with a yardstick, DBOS and Restate, on a Postgres of its own; OPTIONS="--quick --only pair"
+	$(TOOL) bench $(OPTIONS)
 
 large: ## unwind a session of 10,000 steps and print what each undo cost
 	COUNTERMAND_TEST_LARGE_STEPS=10000 $(TOOL) pytest -q -s --timeout 900 tests/engine/test_large_sessions.py
@@ -67,4 +70,5 @@ lock: ## resolve the locks anew, keeping what still fits; OPTIONS=--upgrade take
 	$(COMPILE) $(OPTIONS) pyproject.toml --extra embedded --output-file requirements.lock
 	$(COMPILE) $(OPTIONS) pyproject.toml --extra dev --constraint requirements.lock --output-file requirements-dev.lock
 	echo 'hatchling>=1.27,<2' | $(COMPILE) $(OPTIONS) - --output-file requirements-build.lock
+	$(COMPILE) $(OPTIONS) bench/requirements.in --output-file bench/requirements.lock
 	echo 'uv>=0.13,<0.14' | $(COMPILE) $(OPTIONS) - --output-file requirements-uv.lock

@@ -19,7 +19,7 @@ NO_TESTS_COLLECTED = 5  # pytest's exit code
 CHECKS: tuple[tuple[str, Sequence[str]], ...] = (
     ("format", (sys.executable, "-m", "ruff", "format", "--check", ".")),
     ("lint", (sys.executable, "-m", "ruff", "check", ".")),
-    ("types", (sys.executable, "-m", "mypy", "--strict", "app", "tests", "migrations", "deploy", "examples")),
+    ("types", (sys.executable, "-m", "mypy", "--strict", "app", "tests", "migrations", "bench", "deploy", "examples")),
     ("contracts", (str(SCRIPTS / "lint-imports"),)),
     ("dependencies", (sys.executable, "-m", "deptry", ".")),
     ("Dockerfile", (str(SCRIPTS / "hadolint"), "Dockerfile")),
