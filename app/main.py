@@ -15,6 +15,7 @@ from app.api import approvals, destinations, effects, errors, escalations, healt
 from app.api.dependencies import Engine
 from app.api.head import HeadAsGet
 from app.api.timing import VerbTimes
+from app.cells import Cells
 from app.domain.circuits import Rules
 from app.domain.egress import EgressPolicy
 from app.domain.intercept import InterceptRules
@@ -46,26 +47,28 @@ from app.telemetry import Telemetry
 VERSION = "0.1.0"
 SCHEMA_REVISION = "0006"  # the newest under migrations/versions; a test compares
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Which halves of the service this process runs."""
+    """Which halves of the service this process runs, and where it counts; None: where no other process sees it."""
 
     has_api: bool = True
     has_orchestrator: bool = True
+    cells: Cells | None = None
 
 
 def create_app(settings: Settings, database_url: str, parts: Parts | None = None, clock: Clock | None = None) -> FastAPI:
     """Build the HTTP application; pools and orchestrator live as long as its lifespan."""
     clock = clock or SystemClock()
-    telemetry = Telemetry(version=VERSION, schema_revision=SCHEMA_REVISION)
+    parts = parts or Parts()
+    telemetry = Telemetry(version=VERSION, schema_revision=SCHEMA_REVISION, cells=parts.cells or Cells.alone())
     events = Events(telemetry=telemetry)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_engine(settings, database_url, parts or Parts(), clock, events) as engine:
+        async with open_engine(settings, database_url, parts, clock, events) as engine:
             app.state.engine = engine
             yield
 
@@ -83,7 +86,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
     app.add_middleware(HeadAsGet)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    if parts is None or parts.has_api:
+    if parts.has_api:
         for router in (
             tools.router,
             sessions.router,

@@ -1,14 +1,20 @@
 """What is counted and measured, for Prometheus to fetch. Must not know a floor, nor keep anything that tells one tenant's doings."""
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import accumulate
+from typing import Final, Literal, assert_never
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from app.cells import NUMBERS, Cells, Series
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 INTERRUPTED: Final = "interrupted"
+SUM: Final = NUMBERS - 1  # where a histogram has the sum of what it was shown; before it, how many fell into each bucket
 
 # From a look-up by key to a caller that waits half a minute for its session's end.
 VERB_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -59,7 +65,7 @@ ATTEMPT_SECONDS: Final = Family(
 LEASES_LOST: Final = Family(
     name="countermand_leases_lost_total",
     kind="counter",
-    help="Calls that this process worked on and found to be another worker's, or recorded already.",
+    help="Calls that an orchestrator worked on and found to be another's, or recorded already.",
 )
 SESSIONS: Final = Family(
     name="countermand_sessions",
@@ -109,7 +115,7 @@ CONNECTIONS: Final = Family(
     name="countermand_database_connections",
     kind="gauge",
     labels=("pool", "state"),
-    help="Connections of this process's pools: in_use, idle, or unopened (it may still open so many).",
+    help="Connections of the pools, of all workers together: in_use, idle, or unopened (so many may still be opened).",
 )
 DATABASE_UP: Final = Family(
     name="countermand_database_up",
@@ -129,119 +135,121 @@ FAMILIES: Final = (
 )  # fmt: skip
 
 
-class Telemetry:
-    """The metrics of one application, on a registry of their own. All calls come from one thread: the loop's."""
+class Telemetry(Collector):
+    """The metrics of one application. All calls come from one thread: the loop's.
 
-    def __init__(self, *, version: str, schema_revision: str) -> None:
-        """Register every metric; those with labels have no series yet."""
-        self._registry = CollectorRegistry()
-        self._transitions = self._counter(TRANSITIONS)
-        self._halts = self._counter(HALTS)
-        self._verb_seconds = self._histogram(VERB_SECONDS)
-        self._attempts = self._counter(ATTEMPTS)
-        self._attempt_seconds = self._histogram(ATTEMPT_SECONDS)
-        self._leases_lost = self._counter(LEASES_LOST)
-        self._sessions = self._gauge(SESSIONS)
-        self._oldest_session = self._gauge(OLDEST_SESSION)
-        self._first_expiry = self._gauge(FIRST_EXPIRY)
-        self._calls_due = self._gauge(CALLS_DUE)
-        self._calls_in_flight = self._gauge(CALLS_IN_FLIGHT)
-        self._circuits_open = self._gauge(CIRCUITS_OPEN)
-        self._paused = self._gauge(PAUSED)
-        self._connections = self._gauge(CONNECTIONS)
-        self._database_up = self._gauge(DATABASE_UP)
-        self._has_first_expiry = False
-        self._gauge(BUILD_INFO).labels(version=version, schema_revision=schema_revision).set(1)
+    What a process counts, and its connections, are in cells, and are told added up over the processes of the service. What the database
+    was asked is told as this process has it.
+    """
 
-    def begin_at_zero(self, *, kinds: Iterator[str], reasons: Iterator[str]) -> None:
+    def __init__(self, *, version: str, schema_revision: str, cells: Cells) -> None:
+        """Begin with no series but those without labels."""
+        self._cells = cells
+        self._cells.mine((LEASES_LOST.name,))
+        self._asked: dict[Series, float] = {(DATABASE_UP.name,): 0}
+        self._build_info: Series = (BUILD_INFO.name, version, schema_revision)
+
+    def begin_at_zero(self, *, kinds: Iterable[str], reasons: Iterable[str]) -> None:
         """Show these transitions and halts as 0, so that the first one is seen as an increase."""
         for kind in kinds:
-            self._transitions.labels(kind=kind)
+            self._cells.mine((TRANSITIONS.name, kind))
         for reason in reasons:
-            self._halts.labels(reason=reason)
+            self._cells.mine((HALTS.name, reason))
 
     def count_transition(self, kind: str) -> None:
         """Count one journal entry."""
-        self._transitions.labels(kind=kind).inc()
+        self._cells.mine((TRANSITIONS.name, kind))[0] += 1
 
     def count_halt(self, reason: str) -> None:
         """Count one session handed to a person."""
-        self._halts.labels(reason=reason).inc()
+        self._cells.mine((HALTS.name, reason))[0] += 1
 
     def observe_verb(self, verb: str, outcome: str, seconds: float) -> None:
         """Take how long one request took."""
-        self._verb_seconds.labels(verb=verb, outcome=outcome).observe(seconds)
+        self._observe(VERB_SECONDS, (VERB_SECONDS.name, verb, outcome), seconds)
 
     def observe_attempt(self, call: str, result: str, seconds: float) -> None:
         """Take how one request to an endpoint ended, and how long it took."""
-        self._attempts.labels(call=call, result=result).inc()
-        self._attempt_seconds.labels(call=call).observe(seconds)
+        self._cells.mine((ATTEMPTS.name, call, result))[0] += 1
+        self._observe(ATTEMPT_SECONDS, (ATTEMPT_SECONDS.name, call), seconds)
 
     def count_interrupted(self, call: str) -> None:
         """Count an attempt whose end nobody has seen."""
-        self._attempts.labels(call=call, result=INTERRUPTED).inc()
+        self._cells.mine((ATTEMPTS.name, call, INTERRUPTED))[0] += 1
 
     def count_lease_lost(self) -> None:
         """Count a call that turned out to be somebody else's."""
-        self._leases_lost.inc()
-
-    def show_sessions(self, counts: Mapping[str, int], ages_seconds: Mapping[str, float]) -> None:
-        """Show how many sessions there are by state, and how old the oldest is."""
-        for state, count in counts.items():
-            self._sessions.labels(state=state).set(count)
-        for state, seconds in ages_seconds.items():
-            self._oldest_session.labels(state=state).set(seconds)
-
-    def show_calls(self, due: Mapping[str, int], in_flight: Mapping[str, int]) -> None:
-        """Show what waits and what is under way by destination."""
-        for destination, count in due.items():
-            self._calls_due.labels(destination=destination).set(count)
-        for destination, count in in_flight.items():
-            self._calls_in_flight.labels(destination=destination).set(count)
-
-    def show_holds(self, circuits: Mapping[str, int], pauses: Mapping[str, int]) -> None:
-        """Show where circuits are open, by destination, and what people have paused, by scope."""
-        for destination, count in circuits.items():
-            self._circuits_open.labels(destination=destination).set(count)
-        for scope, count in pauses.items():
-            self._paused.labels(scope=scope).set(count)
-
-    def show_first_expiry(self, seconds: float) -> None:
-        """Show how soon a question to a person expires."""
-        self._first_expiry.set(seconds)
-        self._has_first_expiry = True
+        self._cells.mine((LEASES_LOST.name,))[0] += 1
 
     def show_connections(self, pool: str, counts: Mapping[str, int]) -> None:
         """Show a pool's connections by state."""
         for state, count in counts.items():
-            self._connections.labels(pool=pool, state=state).set(count)
+            self._cells.mine((CONNECTIONS.name, pool, state))[0] = count
+
+    def show_sessions(self, counts: Mapping[str, int], ages_seconds: Mapping[str, float]) -> None:
+        """Show how many sessions there are by state, and how old the oldest is."""
+        self._show(SESSIONS, counts)
+        self._show(OLDEST_SESSION, ages_seconds)
+
+    def show_calls(self, due: Mapping[str, int], in_flight: Mapping[str, int]) -> None:
+        """Show what waits and what is under way by destination."""
+        self._show(CALLS_DUE, due)
+        self._show(CALLS_IN_FLIGHT, in_flight)
+
+    def show_holds(self, circuits: Mapping[str, int], pauses: Mapping[str, int]) -> None:
+        """Show where circuits are open, by destination, and what people have paused, by scope."""
+        self._show(CIRCUITS_OPEN, circuits)
+        self._show(PAUSED, pauses)
+
+    def show_first_expiry(self, seconds: float) -> None:
+        """Show how soon a question to a person expires."""
+        self._asked[FIRST_EXPIRY.name,] = seconds
 
     def show_database(self, *, is_up: bool) -> None:
         """Forget the backlog that was shown, and say whether a new one could be had."""
-        for gauge in (
-            self._sessions, self._oldest_session, self._calls_due, self._calls_in_flight, self._circuits_open, self._paused,
-        ):  # fmt: skip
-            gauge.clear()
-        self._has_first_expiry = False
-        self._database_up.set(is_up)
+        self._asked = {(DATABASE_UP.name,): is_up}
 
     def exposition(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is exposed: not when a series was made, which the client adds and nobody asks, nor an expiry that there is not."""
-        for metric in self._registry.collect():
-            if metric.name == FIRST_EXPIRY.name and not self._has_first_expiry:
-                continue
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric
+        """Yield every family; not that of the first expiry where there is none, which would be told as a family without a number."""
+        told: dict[str, list[tuple[Series, list[float]]]] = {family.name: [] for family in FAMILIES}
+        single = {series: [value] for series, value in {**self._asked, self._build_info: 1}.items()}
+        for (name, *labels), numbers in {**self._cells.sums(), **single}.items():
+            told[name].append((tuple(labels), numbers))
+        for family in FAMILIES:
+            if told[family.name] or family is not FIRST_EXPIRY:
+                yield _metric(family, told[family.name])
 
-    def _counter(self, family: Family) -> Counter:
-        return Counter(family.name, family.help, family.labels, registry=self._registry)
+    def _observe(self, family: Family, series: Series, seconds: float) -> None:
+        numbers = self._cells.mine(series)
+        numbers[bisect_left(family.buckets, seconds)] += 1
+        numbers[SUM] += seconds
 
-    def _gauge(self, family: Family) -> Gauge:
-        return Gauge(family.name, family.help, family.labels, registry=self._registry)
+    def _show(self, family: Family, counts: Mapping[str, float]) -> None:
+        for label, count in counts.items():
+            self._asked[family.name, label] = count
 
-    def _histogram(self, family: Family) -> Histogram:
-        return Histogram(family.name, family.help, family.labels, registry=self._registry, buckets=family.buckets)
+
+def _metric(family: Family, told: Iterable[tuple[Series, list[float]]]) -> Metric:
+    match family.kind:
+        case "counter":
+            counter = CounterMetricFamily(family.name, family.help, labels=family.labels)
+            for labels, numbers in told:
+                counter.add_metric(labels, numbers[0])
+            return counter
+        case "gauge":
+            gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+            for labels, numbers in told:
+                gauge.add_metric(labels, numbers[0])
+            return gauge
+        case "histogram":
+            histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+            bounds = [*map(str, family.buckets), "+Inf"]
+            for labels, numbers in told:
+                histogram.add_metric(labels, list(zip(bounds, accumulate(numbers[: len(bounds)]), strict=True)), numbers[SUM])
+            return histogram
+        case _:
+            assert_never(family.kind)

@@ -10,6 +10,7 @@ import asyncpg
 import httpx
 from fastapi import FastAPI
 
+from app.cells import Cells
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
 from app.engine.clock import SystemClock
@@ -178,7 +179,7 @@ async def park(agent: Client, session_id: str, step: int, payload: str, tool: st
 
 def new_events() -> Events:
     """Return what tells the log what was committed, with metrics that nobody fetches."""
-    return Events(telemetry=Telemetry(version="0", schema_revision="0"))
+    return Events(telemetry=Telemetry(version="0", schema_revision="0", cells=Cells.alone()))
 
 
 def deadlines_of(service: Service) -> Deadlines:

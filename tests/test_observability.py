@@ -23,7 +23,7 @@ import structlog
 from app import observability
 
 observability.configure()
-log = structlog.stdlib.get_logger("countermand")
+log = structlog.get_logger()
 unsafe = {UNSAFE!r}
 log.info("unsafe", text=unsafe)
 logging.getLogger("somebody.else").warning("%s", unsafe)
@@ -36,6 +36,19 @@ except ValueError as cause:
         raise RuntimeError("what went wrong last" + unsafe) from cause
     except RuntimeError:
         log.exception("crashed")
+"""
+
+# Nobody is there to read: once the log is closed, everything goes on.
+UNREAD = """
+import os
+import structlog
+from app import observability
+
+observability.configure()
+os.close(2)
+structlog.get_logger().error("lost")
+print("went on", flush=True)
+os._exit(0)
 """
 
 
@@ -74,3 +87,11 @@ def test_traceback_keeps_beginning_and_end_when_it_is_long(logged: list[Mapping[
     assert told.count(MARK) == 1
     assert len(told) == MAX_VALUE_CHARACTERS + len(MARK)
     assert told.isprintable()
+
+
+def test_program_goes_on_when_its_log_cannot_be_written() -> None:
+    """What an event tells of is committed by then; whoever caused it must not be told otherwise."""
+    run = subprocess.run(
+        [sys.executable, "-c", UNREAD], cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
+    )
+    assert run.stdout == "went on\n"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from app.cells import Cells
 from app.domain.model import EntryKind, HaltReason
 from app.domain.retry import Failure
 from app.engine import events
@@ -80,7 +81,7 @@ def test_table_of_metrics_is_the_codes_when_compared_line_by_line() -> None:
 
 def test_families_are_what_is_registered_when_a_scrape_is_read() -> None:
     """The table is made of the constants; this sees that nothing is registered beside them, nor left out."""
-    text = Telemetry(version="0", schema_revision="0").exposition().decode()
+    text = Telemetry(version="0", schema_revision="0", cells=Cells.alone()).exposition().decode()
     told = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
     absent_at_first = {"countermand_first_approval_expiry_seconds"}
     assert told == {family.name: family.kind for family in FAMILIES if family.name not in absent_at_first}

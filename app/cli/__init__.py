@@ -19,6 +19,7 @@ from app.domain.model import Role
 
 EXIT_NEGATIVE, EXIT_SETUP, EXIT_UNREACHABLE = 1, 2, 5
 FIRST_PROCESS = 1
+MAX_WORKERS = 64  # more are a slip of the keyboard: each opens up to 2 x COUNTERMAND_DATABASE_CONNECTIONS + 1 connections
 EXIT_TERMINATED = 128 + signal.SIGTERM  # what a shell calls a process that the signal ended
 
 cli = typer.Typer(
@@ -44,14 +45,16 @@ def serve(
     orchestrator_only: Annotated[
         bool, typer.Option("--orchestrator-only", help="Unwind only; of the API, only the health checks.")
     ] = False,
+    workers: Annotated[int, typer.Option(min=1, max=MAX_WORKERS, help="How many processes do so, on one port.")] = 1,
 ) -> None:
-    """Serve the API and run the orchestrator, in one process; any number of replicas may share one database."""
+    """Serve the API and run the orchestrator, in one process or several; any number of replicas may share one database."""
     from app.cli import serving
+    from app.main import Parts
     from app.settings import Settings
 
     if no_orchestrator and orchestrator_only:
         raise typer.BadParameter("--no-orchestrator and --orchestrator-only exclude each other")
-    serving.serve(Settings(), has_api=not orchestrator_only, has_orchestrator=not no_orchestrator)
+    serving.serve(Settings(), Parts(has_api=not orchestrator_only, has_orchestrator=not no_orchestrator), workers=workers)
 
 
 @cli.command()

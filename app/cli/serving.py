@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -16,8 +17,12 @@ import typer
 import uvicorn
 
 from app import observability
+from app.api.dependencies import Engine
+from app.cells import Cells, shared_memory
 from app.cli import keys, migrating
+from app.cli.framing import BoundedProtocol
 from app.cli.manners import SetupError
+from app.cli.supervising import Post, Supervisor
 from app.cli.target import target
 from app.domain.egress import EgressPolicy
 from app.domain.model import Role
@@ -33,24 +38,35 @@ DEV_SUBJECTS: Mapping[Role, str] = {
     Role.ADMIN: "demo-admin",
 }
 BACKLOG = 2_048  # connections that may wait to be accepted; uvicorn's own number
+TICKS_PER_SECOND = 10  # of uvicorn's own
 SETTING_PREFIX = "COUNTERMAND_"
 OTHER_VARIABLES = frozenset({"URL", "KEY", "ADMIN_KEY", "ADMIN_KEY_FILE", *(f"{role.name}_KEY" for role in Role)})
 """What clients of the service read, after the prefix."""
 NEARLY = 0.8  # of 1: a letter or two of a setting's name
 KEEP_ALIVE_SECONDS = 75  # above the usual idle time of proxies, so that they, not we, close first
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our way to stop: SIGTERM and SIGINT stop claiming at once, let requests and attempts end, and the exit code is 0."""
+    """Uvicorn with our way to stop: SIGTERM and SIGINT stop claiming at once, let requests and attempts end, and the exit code is 0.
+
+    `post`: this process is one of several workers.
+    """
+
+    def __init__(self, config: uvicorn.Config, post: Post | None = None) -> None:
+        """Start nothing yet."""
+        super().__init__(config)
+        self._post = post
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals in the loop; nothing is raised again after the shutdown."""
+        """Handle signals in the loop, and the end of whoever supervises this; nothing is raised again after the shutdown."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._post is not None:
+            loop.add_reader(self._post.lifeline, self._leave, self._post)
         try:
             yield
         finally:
@@ -60,6 +76,8 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, and say where: the port may have been left to the system."""
         await super().startup(sockets)
+        if self._post is not None:
+            self._post.tell_serving()
         for bound in sockets or ():
             host, port = bound.getsockname()[:2]
             _log.info("serving", host=host, port=port)
@@ -69,23 +87,36 @@ class Server(uvicorn.Server):
         if self.lifespan.error_occurred and not self.should_exit:
             _log.error("engine_died")
             self.should_exit = True
+        if self._engine is not None and counter % TICKS_PER_SECOND == 0:
+            self._engine.gauges.look_at_pools()
         return await super().on_tick(counter)
 
+    @property
+    def _engine(self) -> Engine | None:
+        engine: Engine | None = getattr(self.config.loaded_app.state, "engine", None)
+        return engine
+
+    def _leave(self, post: Post) -> None:
+        asyncio.get_running_loop().remove_reader(post.lifeline)
+        self._stop()
+
     def _stop(self) -> None:
-        if self.should_exit:
+        if self.should_exit and self._post is None:  # a worker may be told by its supervisor and with its group, and that is once
             self.force_exit = True  # asked twice: do not wait for requests any longer
-        engine = getattr(self.config.loaded_app.state, "engine", None)
-        if engine is not None:
-            engine.stop()
+        if self._engine is not None:
+            self._engine.stop()
         self.should_exit = True
 
 
-def serve(settings: Settings, *, has_api: bool, has_orchestrator: bool) -> None:
-    """Serve until a signal comes."""
+def serve(settings: Settings, parts: Parts, *, workers: int) -> None:
+    """Serve until a signal comes, in this process or in several of its own."""
     observability.configure()
     warn_of_environment(settings)
     with _bound(settings) as bound, target(settings) as database_url:
-        _run(settings, database_url, Parts(has_api=has_api, has_orchestrator=has_orchestrator), bound)
+        if workers == 1:
+            _run(settings, database_url, parts, bound)
+        else:
+            _run_workers(settings, database_url, parts, bound, workers)
 
 
 def migrate(settings: Settings) -> None:
@@ -146,11 +177,22 @@ def _bound(settings: Settings) -> Iterator[socket.socket]:
         yield bound
 
 
-def _run(settings: Settings, database_url: str, parts: Parts, bound: socket.socket) -> None:
+def _run_workers(settings: Settings, database_url: str, parts: Parts, bound: socket.socket, workers: int) -> None:
+    memory = shared_memory(workers)
+
+    def work(post: Post) -> None:
+        _run(settings, database_url, replace(parts, cells=Cells(memory, post.number)), bound, post)
+
+    if not Supervisor(workers, work, bound.close).run():
+        raise SystemExit(1)
+
+
+def _run(settings: Settings, database_url: str, parts: Parts, bound: socket.socket, post: Post | None = None) -> None:
     config = uvicorn.Config(
         create_app(settings, database_url, parts),
         host=settings.host,
         port=settings.port,
+        http=BoundedProtocol,
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -159,7 +201,7 @@ def _run(settings: Settings, database_url: str, parts: Parts, bound: socket.sock
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=round(settings.grace_seconds),
     )
-    server = Server(config)
+    server = Server(config, post)
     server.run(sockets=[bound])
     if not server.started or server.lifespan.error_occurred:
         raise SystemExit(1)

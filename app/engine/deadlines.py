@@ -16,7 +16,7 @@ from app.storage.database import Database, StorageUnavailable
 
 SESSIONS_PER_SWEEP = 100  # one after the other, so that a herd of dead agents does not crowd out living ones
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

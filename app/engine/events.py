@@ -12,7 +12,7 @@ from app.domain.json_text import parse
 from app.domain.model import EntryKind, HaltReason, Session, SessionState
 from app.telemetry import Telemetry
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 ORCHESTRATOR = "orchestrator"
 """Who causes the journal entries that no caller causes."""
@@ -37,6 +37,7 @@ class Events:
         """Log and count every transition of a committed decision; the event's name is the entry's kind in lower case."""
         for entry in changes.entries:
             kind = EntryKind(entry.kind)
+            event = event_of(kind)
             facts: dict[str, object] = {
                 "org": changes.after.org,
                 "session_id": changes.after.session_id,
@@ -47,8 +48,8 @@ class Events:
                 facts["step"] = entry.step
             if kind in TELLING:
                 facts |= _told(entry)
-            getattr(_log, level_of(kind))(event_of(kind), **facts)
-            self.telemetry.count_transition(event_of(kind))
+            getattr(_log, level_of(kind))(event, **facts)
+            self.telemetry.count_transition(event)
             if kind is EntryKind.HALTED and changes.after.halt_reason is not None:
                 self.telemetry.count_halt(changes.after.halt_reason.value)
 

@@ -17,7 +17,7 @@ from app.telemetry import Telemetry
 FRESH_SECONDS: Final = 5.0  # however many scrapers there are, the database is asked once in this time
 PATIENCE_SECONDS: Final = 3.0  # below the time that a scraper commonly waits, which is 10 s
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,6 +37,10 @@ class Gauges:
             if self._asked_at is None or self.clock.monotonic() - self._asked_at >= FRESH_SECONDS:
                 self._show(await self._ask())
                 self._asked_at = self.clock.monotonic()
+        self.look_at_pools()
+
+    def look_at_pools(self) -> None:
+        """Show the connections of this process's pools as they are now; another process may be the one that is scraped."""
         for name, pool in self.pools.items():
             self.telemetry.show_connections(name, pool.connections())
 

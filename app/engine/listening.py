@@ -10,7 +10,7 @@ from app.storage.database import StorageUnavailable, listen
 
 MAX_RECONNECT_SECONDS = 5.0  # the poll tick covers for what is missed meanwhile
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 async def keep_listening(dsn: str, callbacks: Mapping[str, Callable[[str], None]], clock: Clock) -> None:

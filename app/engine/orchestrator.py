@@ -28,7 +28,7 @@ STALE_AFTER_SECONDS = 10.0  # a claim may wait this long for a database that is 
 RENEWALS_PER_LEASE = 3  # two renewals may be lost before the lease is
 PLACES_PER_LOOK: Final = 200  # some milliseconds of the database's time; where more have something due, the look goes on from there
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

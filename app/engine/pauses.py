@@ -9,7 +9,7 @@ from app.storage import circuits, pauses
 from app.storage.database import Database
 from app.storage.pauses import Pause
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from app.storage.database import Database, read_oldest_revision, read_revision
 
 FRESH_SECONDS: Final = 5.0
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,7 +32,7 @@ USER_AGENT = "countermand"
 IN_PLACE_SECONDS = 2.0
 """Waits up to this long are slept under the lease; longer ones give it back, and the call's due time in the database holds them."""
 
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 class LeaseLost(Exception):

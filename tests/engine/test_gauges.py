@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from app.cells import Cells
 from app.engine.gauges import FRESH_SECONDS, Gauges
 from app.storage.database import open_database
 from app.telemetry import Telemetry
@@ -45,7 +46,7 @@ async def looking(url: str) -> AsyncIterator[Looked]:
     """Open a pool of one connection, and look at it."""
     async with open_database(url, size=1, application_name="tests", acquire_seconds=5.0) as database:
         clock = HeldClock()
-        telemetry = Telemetry(version="0", schema_revision="0")
+        telemetry = Telemetry(version="0", schema_revision="0", cells=Cells.alone())
         yield Looked(Gauges(database=database, pools={"api": database}, clock=clock, telemetry=telemetry), clock)
 
 

@@ -118,10 +118,14 @@ class ServiceProcess:
 
     async def wait_for_event(self, name: str, seconds: float = END_SECONDS) -> JsonObject:
         """Return the first event of that name in its log; fail at once when it ends without one."""
+        return (await self.wait_for_events(name, 1, seconds))[0]
+
+    async def wait_for_events(self, name: str, count: int, seconds: float = END_SECONDS) -> list[JsonObject]:
+        """Return the events of that name in its log once there are so many; fail at once when it ends without them."""
         async with asyncio.timeout(seconds), self._changed:
-            await self._changed.wait_for(lambda: self._find(name) is not None or self._exit_code is not None)
-        found = self._find(name)
-        assert found is not None, f"it ended without {name}: {self.events[-5:]}"
+            await self._changed.wait_for(lambda: len(self._all(name)) >= count or self._exit_code is not None)
+        found = self._all(name)
+        assert len(found) >= count, f"it ended without {name}: {self.events[-5:]}"
         return found
 
     async def wait_for_readiness(self, status: int) -> None:
@@ -130,8 +134,8 @@ class ServiceProcess:
             while (await self.agent.request("GET", "/readyz")).status_code != status:
                 await SystemClock().sleep(PROBE_SECONDS)
 
-    def _find(self, name: str) -> JsonObject | None:
-        return next((event for event in self.events if event.get("event") == name), None)
+    def _all(self, name: str) -> list[JsonObject]:
+        return [event for event in self.events if event.get("event") == name]
 
     def _signal(self, number: signal.Signals) -> None:
         if self._exit_code is None:  # once it is buried, its number may be somebody else's
