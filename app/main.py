@@ -10,10 +10,12 @@ from uuid import uuid4
 
 import structlog
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
 from app.api import approvals, destinations, effects, errors, escalations, health, journal, metrics, openapi, operations, sessions, tools
 from app.api.dependencies import Engine
 from app.api.head import HeadAsGet
+from app.api.lean import LeanVerbs
 from app.api.timing import VerbTimes
 from app.cells import Cells
 from app.domain.circuits import Rules
@@ -28,6 +30,7 @@ from app.engine.decisions import Decisions
 from app.engine.events import Events
 from app.engine.forward import Forward
 from app.engine.gauges import Gauges
+from app.engine.group import LANES, GroupCommit
 from app.engine.listening import keep_listening
 from app.engine.operations import Operations
 from app.engine.orchestrator import Limits, Orchestrator
@@ -40,12 +43,14 @@ from app.engine.unwind import Unwind
 from app.engine.verbs import Verbs
 from app.engine.waits import Waits
 from app.settings import Settings
+from app.storage import batches, calls
+from app.storage.batches import Asked, Sighting
 from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, open_database
 from app.telemetry import Telemetry
 
 VERSION = "0.1.0"
-SCHEMA_REVISION = "0006"  # the newest under migrations/versions; a test compares
+SCHEMA_REVISION = "0007"  # the newest under migrations/versions; a test compares
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -57,6 +62,19 @@ class Parts:
     has_api: bool = True
     has_orchestrator: bool = True
     cells: Cells | None = None
+
+
+class Application(FastAPI):
+    """The framework's application, with a shorter way for the verbs that are nearly all of what is asked."""
+
+    lean: LeanVerbs | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what is plain the short way, and anything else the framework's."""
+        if self.lean is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await self.lean(scope, receive, send, super().__call__)
 
 
 def create_app(settings: Settings, database_url: str, parts: Parts | None = None, clock: Clock | None = None) -> FastAPI:
@@ -72,7 +90,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
             app.state.engine = engine
             yield
 
-    app = FastAPI(
+    app = Application(
         title="Countermand",
         version=VERSION,
         summary="An HTTP saga orchestrator for AI agents' tool side effects.",
@@ -98,6 +116,7 @@ def create_app(settings: Settings, database_url: str, parts: Parts | None = None
             journal.router,
         ):
             app.include_router(router)
+        app.lean = LeanVerbs(app, (*effects.LEAN, *sessions.LEAN), telemetry=telemetry, clock=clock)
     openapi.install_openapi(app)
     return app
 
@@ -116,10 +135,11 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             orchestrator = await _open_orchestrator(stack, settings, database_url, clock, worker, events)
             callbacks[DUE_CHANNEL] = orchestrator.wake
         verbs = Verbs(database=database, events=events)
-        forward = Forward(verbs=verbs, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds)
+        group = _grouping(settings, database, events)
+        forward = Forward(verbs=verbs, rules=_rules(settings, egress), idle_seconds=settings.session_idle_seconds, group=group)
         engine = Engine(
             database=database,
-            authenticator=Authenticator(database),
+            authenticator=Authenticator(database=database, clock=clock),
             forward=forward,
             decisions=Decisions(verbs=verbs),
             operations=Operations(verbs=verbs, egress=egress),
@@ -133,15 +153,16 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
             telemetry=events.telemetry,
             gauges=_gauges(database, orchestrator, clock, events.telemetry),
         )
-        async with asyncio.TaskGroup() as group:
-            listen_url = _listen_url(settings, database_url)
-            listening = group.create_task(keep_listening(listen_url, callbacks, clock)) if listen_url else None
+        async with asyncio.TaskGroup() as tasks:
+            url = _listen_url(settings, database_url)
+            listening = tasks.create_task(keep_listening(url, callbacks, clock)) if url else None
             poison = Poison(database=database, events=events)
             deadlines = Deadlines(
                 database=database, forward=forward, poison=poison, schema=engine.schema, clock=clock, sweep_seconds=settings.sweep_seconds
             )
-            sweeping = group.create_task(deadlines.run()) if orchestrator else None
-            turning = group.create_task(orchestrator.run()) if orchestrator else None
+            writing = tasks.create_task(group.run())
+            sweeping = tasks.create_task(deadlines.run()) if orchestrator else None
+            turning = tasks.create_task(orchestrator.run()) if orchestrator else None
             _log.info("engine_started", worker=worker, orchestrator=orchestrator is not None)
             try:
                 yield engine
@@ -149,11 +170,18 @@ async def open_engine(settings: Settings, database_url: str, parts: Parts, clock
                 engine.stop()
                 if turning is not None:
                     await asyncio.wait({turning})
-                if sweeping is not None:
-                    sweeping.cancel()
-                if listening is not None:
-                    listening.cancel()
+                for task in filter(None, (sweeping, listening, writing)):
+                    task.cancel()
         _log.info("engine_stopped", worker=worker)
+
+
+def _grouping(settings: Settings, database: Database, events: Events) -> GroupCommit[Asked, Sighting]:
+    """Let each lane keep a connection, but leave half of them to everybody else."""
+    return GroupCommit(database=database, events=events, lock=batches.lock_steps, lanes=_lanes(settings))
+
+
+def _lanes(settings: Settings) -> int:
+    return min(LANES, settings.database_connections // 2)
 
 
 async def _open_pool(stack: AsyncExitStack, settings: Settings, database_url: str, name: str, acquire_seconds: float) -> Database:
@@ -186,7 +214,15 @@ async def _open_orchestrator(  # noqa: PLR0913, PLR0917 - what the composition r
     rules = Rules(calls=settings.circuit_calls, limit=settings.max_calls_per_destination)
     return Orchestrator(
         database=database,
-        unwind=Unwind(database=database, outbound=outbound, clock=clock, lease=lease, events=events, circuits=Circuits(rules=rules)),
+        unwind=Unwind(
+            database=database,
+            outbound=outbound,
+            clock=clock,
+            lease=lease,
+            events=events,
+            circuits=Circuits(rules=rules),
+            group=GroupCommit(database=database, events=events, lock=calls.lock_undos, lease=lease, lanes=_lanes(settings)),
+        ),
         poison=Poison(database=database, events=events),
         schema=Schema(database=database, revision=SCHEMA_REVISION, clock=clock),
         clock=clock,

@@ -10,10 +10,62 @@ CREATE TYPE approval_state AS ENUM (
     'mismatched'
 );
 
+CREATE TYPE approval_written AS (
+	session_id text,
+	step_index integer,
+	state approval_state,
+	requested_by text,
+	requested_at timestamp with time zone,
+	expires_at timestamp with time zone,
+	ttl_seconds integer,
+	decided_at timestamp with time zone,
+	decided_by text,
+	claimed_approver text,
+	reason text,
+	is_continued boolean,
+	released_at timestamp with time zone,
+	released_to text,
+	release_key text
+);
+
+COMMENT ON TYPE approval_written IS 'A question to a person as a decision made or left it';
+
 CREATE TYPE call_kind AS ENUM (
     'undo',
     'action'
 );
+
+CREATE TYPE outcome AS ENUM (
+    'committed',
+    'not_applied',
+    'unknown'
+);
+
+CREATE TYPE call_written AS (
+	session_id text,
+	call_id uuid,
+	kind call_kind,
+	step_index integer,
+	destination text,
+	url text,
+	body bytea,
+	outcome outcome,
+	attempts integer,
+	failures integer,
+	interrupted integer,
+	polls integer,
+	is_attempt_open boolean,
+	may_be_processing boolean,
+	poll_url text,
+	last_status integer,
+	last_error text,
+	due_at timestamp with time zone,
+	first_sent_at timestamp with time zone,
+	deadline_at timestamp with time zone,
+	epoch bigint
+);
+
+COMMENT ON TYPE call_written IS 'An outgoing call as a decision made or left it; leases are written by the statement';
 
 CREATE TYPE effect_state AS ENUM (
     'executing',
@@ -29,6 +81,37 @@ CREATE TYPE effect_state AS ENUM (
     'compensated',
     'compensation_failed'
 );
+
+CREATE TYPE reversibility AS ENUM (
+    'read_only',
+    'reversible',
+    'compensatable',
+    'irreversible'
+);
+
+CREATE TYPE effect_written AS (
+	session_id text,
+	step_index integer,
+	effect_id uuid,
+	tool text,
+	tool_version integer,
+	reversibility reversibility,
+	state effect_state,
+	outcome outcome,
+	payload bytea,
+	payload_sha256 bytea,
+	result bytea,
+	error text,
+	request_key text,
+	request_sha256 bytea,
+	attempt integer,
+	traceparent text,
+	registered_at timestamp with time zone,
+	executed_at timestamp with time zone,
+	version bigint
+);
+
+COMMENT ON TYPE effect_written IS 'An effect as a decision made or left it';
 
 CREATE TYPE entry_kind AS ENUM (
     'OPENED',
@@ -59,6 +142,21 @@ CREATE TYPE entry_kind AS ENUM (
     'COMPLETED'
 );
 
+CREATE TYPE entry_written AS (
+	session_id text,
+	seq bigint,
+	kind entry_kind,
+	step integer,
+	actor text,
+	at text,
+	body bytea,
+	content bytea,
+	prev_hash bytea,
+	hash bytea
+);
+
+COMMENT ON TYPE entry_written IS 'A journal entry of a decision';
+
 CREATE TYPE halt_reason AS ENUM (
     'compensation_failed',
     'deadline_exceeded',
@@ -83,19 +181,6 @@ CREATE DOMAIN org_name AS text
 
 COMMENT ON DOMAIN org_name IS 'A tenant. The empty text is refused, so a connection that forgot app.org fails loudly';
 
-CREATE TYPE outcome AS ENUM (
-    'committed',
-    'not_applied',
-    'unknown'
-);
-
-CREATE TYPE reversibility AS ENUM (
-    'read_only',
-    'reversible',
-    'compensatable',
-    'irreversible'
-);
-
 CREATE TYPE session_state AS ENUM (
     'active',
     'awaiting_approval',
@@ -107,6 +192,43 @@ CREATE TYPE session_state AS ENUM (
     'completed'
 );
 
+CREATE TYPE session_written AS (
+	session_id text,
+	owner text,
+	agent text,
+	metadata bytea,
+	state session_state,
+	halt_reason halt_reason,
+	clean boolean,
+	pivoted boolean,
+	late_effect boolean,
+	last_step integer,
+	idle_seconds integer,
+	deadline_at timestamp with time zone,
+	failed_at timestamp with time zone,
+	halted_at timestamp with time zone,
+	halt_ordered boolean,
+	created_at timestamp with time zone,
+	updated_at timestamp with time zone,
+	active_at timestamp with time zone,
+	version bigint,
+	revision bigint,
+	journal_seq bigint,
+	journal_hash bytea,
+	journal_at timestamp with time zone
+);
+
+COMMENT ON TYPE session_written IS 'A session as a decision left it';
+
+CREATE TYPE step_asked AS (
+	session_id text,
+	step_index integer,
+	request_key text,
+	tool text
+);
+
+COMMENT ON TYPE step_asked IS 'A session to lock, with what is wanted of one step of it';
+
 CREATE TYPE undo_state AS ENUM (
     'pending',
     'running',
@@ -114,6 +236,19 @@ CREATE TYPE undo_state AS ENUM (
     'failed',
     'skipped'
 );
+
+CREATE TYPE undo_written AS (
+	session_id text,
+	stack_position integer,
+	undo_id uuid,
+	state undo_state,
+	compensation bytea,
+	by_hand boolean,
+	registered_at timestamp with time zone,
+	compensated_at timestamp with time zone
+);
+
+COMMENT ON TYPE undo_written IS 'An undo entry as a decision made or left it';
 
 CREATE FUNCTION refuse_journal_change() RETURNS trigger
     LANGUAGE plpgsql
@@ -833,7 +968,7 @@ CREATE INDEX sessions_halted ON sessions USING btree (org, halted_at, session_id
 
 CREATE INDEX sessions_open ON sessions USING btree (state, created_at, failed_at, halted_at) WHERE (state = ANY (ARRAY['active'::session_state, 'awaiting_approval'::session_state, 'failed'::session_state, 'compensating'::session_state, 'halted'::session_state]));
 
-CREATE INDEX sessions_prunable ON sessions USING btree (org, active_at, session_id) WHERE ((state = 'completed'::session_state) OR ((state = 'compensated'::session_state) AND clean));
+CREATE INDEX sessions_prunable ON sessions USING btree (org, created_at, session_id) WHERE ((state = 'completed'::session_state) OR ((state = 'compensated'::session_state) AND clean));
 
 CREATE TRIGGER journal_is_insert_only BEFORE DELETE OR UPDATE ON journal FOR EACH ROW EXECUTE FUNCTION refuse_journal_change();
 

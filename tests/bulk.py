@@ -66,4 +66,4 @@ async def make_sessions(database: Database, agent: Principal, names: Sequence[st
                 draft.open()
                 for step in range(1, steps + 1):
                     take_step(draft, step, url)
-                await changes.write(tx, draft.changes())
+                await changes.write(tx, [draft.changes()])

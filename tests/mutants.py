@@ -50,8 +50,8 @@ MUTANTS = (
     Mutant(
         name="go on with the oldest undo",
         file="app/storage/calls.py",
-        before="  ORDER BY stack_position DESC\n  LIMIT 1\n",
-        after="  ORDER BY stack_position\n  LIMIT 1\n",
+        before="called.step_index\n  ORDER BY stack_position DESC\n  LIMIT 1\n",
+        after="called.step_index\n  ORDER BY stack_position\n  LIMIT 1\n",
         test="test_undos_run_newest_first_when_a_session_fails",
         reason="AssertionError",
     ),

@@ -137,10 +137,19 @@ async def idempotency_key(
     return key
 
 
+def is_bare_key(text: str) -> bool:
+    """Tell whether a header's value is an Idempotency-Key as it stands: no quotes, nothing to strip."""
+    return text[:1] != '"' and _KEY.fullmatch(text) is not None
+
+
 async def traceparent(request: Request) -> str | None:
-    """Return the caller's trace context where it is a valid one (W3C Trace Context); an invalid one is dropped, as the standard says."""
-    value = request.headers.get("traceparent", "")
-    return value[:55] if _TRACEPARENT.fullmatch(value) else None
+    """Return the caller's trace context."""
+    return traceparent_of(request.headers.get("traceparent", ""))
+
+
+def traceparent_of(value: str) -> str | None:
+    """Return a trace context where it is a valid one (W3C Trace Context); an invalid one is dropped, as the standard says."""
+    return value[:55] if value and _TRACEPARENT.fullmatch(value) else None
 
 
 _ETAG = re.compile(r'"v([0-9]{1,18})"')

@@ -1,6 +1,6 @@
 """The routes of a tool call: intercept, look, commit, fail. Must not decide: each turns a request into one verb."""
 
-from typing import Annotated, assert_never
+from typing import Annotated, Any, Final, assert_never
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
@@ -10,6 +10,7 @@ from app.api.dependencies import (
     Agent,
     AgentOrOperatorCaller,
     Anyone,
+    Caller,
     Engine,
     EngineDependency,
     IdempotencyKey,
@@ -20,6 +21,7 @@ from app.api.dependencies import (
 )
 from app.api.descriptors import compensation_of
 from app.api.headers import sends
+from app.api.lean import LeanVerb, Plain
 from app.api.problems import problem_responses
 from app.api.render import (
     answer_response,
@@ -36,7 +38,7 @@ from app.api.strict_json import MAX_PAYLOAD_BYTES, Received, SessionIdPath, Step
 from app.domain.errors import Invalid, Malformed
 from app.domain.intercept import AwaitApproval, Execute, InFlight, InterceptCommand, Refuse, Replay
 from app.domain.json_text import dump
-from app.domain.model import Outcome, Principal, SessionId, StepIndex
+from app.domain.model import Outcome, Principal, Role, SessionId, StepIndex
 from app.domain.outcomes import FailReport
 from app.storage import views
 from app.storage.views import StepView
@@ -77,6 +79,7 @@ FAIL_EXAMPLES = {"refused": {"error": "card declined", "outcome": "not_applied"}
         **problem_responses(
             "args_too_large",
             "bad_reference",
+            "busy",
             "compensation_not_allowed",
             "idempotency_key_required",
             "inline_not_allowed",
@@ -107,8 +110,19 @@ async def intercept_effect(
     received: Annotated[Received[bodies.InterceptBody], Depends(body(bodies.InterceptBody, examples=INTERCEPT_EXAMPLES))],
 ) -> Response:
     """Ask before running a tool. `execute`: the call and its undo are durable, run it now; anything else: do not run it."""
-    command = _command(engine, received, key, trace)
-    decision = await engine.forward.intercept(principal, session_id, command)
+    return await answer_intercept(engine, principal, session_id, received, key, trace)
+
+
+async def answer_intercept(
+    engine: Engine,
+    principal: Principal,
+    session_id: SessionId,
+    received: Received[bodies.InterceptBody],
+    key: str | None,
+    trace: str | None,
+) -> Response:
+    """Turn an intercept that was read into the answer to it."""
+    decision = await engine.forward.intercept(principal, session_id, _command(engine, received, key, trace))
     match decision:
         case Execute():
             return json_response(execute_json(session_id, decision.effect, decision.undo_entry), 201)
@@ -159,7 +173,7 @@ async def get_effect(
     operation_id="commitEffect",
     responses={
         200: {"model": schemas.EffectView},
-        **problem_responses("not_executing", "not_released_to_you", "result_differs", "runs_as_action", "session_not_active"),
+        **problem_responses("busy", "not_executing", "not_released_to_you", "result_differs", "runs_as_action", "session_not_active"),
     },
     dependencies=[Depends(only_query())],
 )
@@ -171,6 +185,13 @@ async def commit_effect(
     received: Annotated[Received[bodies.CommitBody], Depends(body(bodies.CommitBody, examples=COMMIT_EXAMPLES))],
 ) -> Response:
     """Say that the tool ran, with its result; references of its undo into the result are bound to this."""
+    return await answer_commit(engine, caller, session_id, step, received)
+
+
+async def answer_commit(
+    engine: Engine, caller: Caller, session_id: SessionId, step: StepIndex, received: Received[bodies.CommitBody]
+) -> Response:
+    """Turn a commit that was read into the answer to it."""
     ask = caller.ask(session_id, received.tree)
     return answer_response(await engine.forward.commit(ask, step, dump(received.model.result), reported_bytes))
 
@@ -195,6 +216,33 @@ async def fail_effect(
     report = FailReport(outcome=Outcome(received.model.outcome), error=received.model.error)
     ask = caller.ask(session_id, received.tree)
     return answer_response(await engine.forward.fail_effect(ask, step, report, reported_bytes))
+
+
+async def _lean_intercept(engine: Engine, plain: Plain, received: Received[bodies.InterceptBody]) -> Response:
+    return await answer_intercept(engine, plain.caller.principal, plain.session_id, received, plain.caller.key, plain.trace)
+
+
+async def _lean_commit(engine: Engine, plain: Plain, received: Received[bodies.CommitBody]) -> Response:
+    return await answer_commit(engine, plain.caller, plain.session_id, plain.step, received)
+
+
+LEAN: Final[tuple[LeanVerb[Any], ...]] = (
+    LeanVerb(
+        operation_id="interceptEffect",
+        name="intercept",
+        model=bodies.InterceptBody,
+        roles=frozenset({Role.AGENT}),
+        answer=_lean_intercept,
+    ),
+    LeanVerb(
+        operation_id="commitEffect",
+        name="commit",
+        has_step=True,
+        model=bodies.CommitBody,
+        roles=frozenset({Role.AGENT}),
+        answer=_lean_commit,
+    ),
+)
 
 
 async def look_at_step(engine: Engine, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:

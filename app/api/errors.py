@@ -184,41 +184,50 @@ class CrashGuard:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the app; a crash before the answer began becomes a 500, one after it leaves the answer cut off.
+        """Run the app, guarded."""
+        await guarded(self._app, scope, receive, send)
 
-        A request that outlasts the grace of a stop is cancelled by the server: whoever asked may ask another replica.
-        """
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        is_started = False
 
-        async def watched(message: Message) -> None:
-            nonlocal is_started
-            is_started = is_started or message["type"] == "http.response.start"
-            await send(message)
+async def guarded(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run `app`; a crash before the answer began becomes a 500, one after it leaves the answer cut off.
 
-        try:
-            await self._app(scope, receive, watched)
-        except ClientDisconnect:
-            return
-        except asyncio.CancelledError:
-            if not is_started:
-                await answer(Request(scope), Unavailable("stopping", "the service is stopping; ask again"))(scope, receive, send)
-            raise
-        except Exception as error:  # noqa: BLE001 - the outermost edge: what arrives here was handled by nobody
-            response = _crash(Request(scope), error)
-            if not is_started:
-                await response(scope, receive, send)
+    A request that outlasts the grace of a stop is cancelled by the server: whoever asked may ask another replica.
+    """
+    if scope["type"] != "http":
+        await app(scope, receive, send)
+        return
+    is_started = False
+
+    async def watched(message: Message) -> None:
+        nonlocal is_started
+        is_started = is_started or message["type"] == "http.response.start"
+        await send(message)
+
+    try:
+        await app(scope, receive, watched)
+    except ClientDisconnect:
+        return
+    except asyncio.CancelledError:
+        if not is_started:
+            await answer(Request(scope), Unavailable("stopping", "the service is stopping; ask again"))(scope, receive, send)
+        raise
+    except Exception as error:  # noqa: BLE001 - the outermost edge: what arrives here was handled by nobody
+        response = _crash(Request(scope), error)
+        if not is_started:
+            await response(scope, receive, send)
+
+
+def refused(request: Request, error: SagaError) -> Response:
+    """Render a refusal that a route met, and log it where it tells of the database."""
+    if isinstance(error, StorageUnavailable):
+        _log.warning("storage_unavailable", where="request", cause=error.cause)
+    return answer(request, error)
 
 
 async def _answer_exception(request: Request, error: Exception) -> Response:
     match error:
-        case StorageUnavailable():
-            _log.warning("storage_unavailable", where="request", cause=error.cause)
-            return answer(request, error)
         case SagaError() if isinstance(error, tuple(STATUSES)):
-            return answer(request, error)
+            return refused(request, error)
         case RequestValidationError():
             return _render(request, _parameters_refusal(error.errors()))
         case HTTPException():

@@ -286,6 +286,11 @@ PROBLEMS: Mapping[str, Kind] = MappingProxyType(
             "The process is being stopped, and gave this request up; whether a change took effect is unknown.",
             "Repeat it under the same `Idempotency-Key` or step, at another replica or when one is back.",
         ),
+        "busy": _yes(
+            Unavailable,
+            "More requests wait to be written than the process can write soon; nothing was done.",
+            "Send it again, at another replica if there is one.",
+        ),
         "storage_unavailable": _yes(
             Unavailable,
             "The database cannot answer now; whether a change took effect is unknown.",

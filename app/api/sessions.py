@@ -1,7 +1,8 @@
 """The routes of a session: open, look, list, fail. Must not decide: each turns a request into one verb."""
 
 from dataclasses import replace
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -14,6 +15,7 @@ from app.api.dependencies import (
     AgentOrOperator,
     AgentOrOperatorCaller,
     Anyone,
+    Caller,
     Engine,
     EngineDependency,
     authenticate,
@@ -21,12 +23,13 @@ from app.api.dependencies import (
     is_unchanged,
 )
 from app.api.headers import sends
+from app.api.lean import LeanVerb, Plain
 from app.api.problems import problem_responses
 from app.api.render import answer_response, json_response, not_modified, session_bytes, session_json, session_summary_json
 from app.api.strict_json import PlainInteger, Received, SessionIdPath, body, only_query, within
 from app.domain.journal import time_text
 from app.domain.json_text import dump
-from app.domain.model import Outcome, Principal, SessionId, SessionState, StepIndex
+from app.domain.model import Outcome, Principal, Role, SessionId, SessionState, StepIndex
 from app.domain.outcomes import FailReport
 from app.domain.states import RESTING_STATES
 from app.engine.forward import NamedFailure, SessionOptions
@@ -132,7 +135,7 @@ async def list_sessions(
     "/{session_id}/fail",
     operation_id="failSession",
     status_code=202,
-    responses={202: {"model": schemas.SessionView}, **problem_responses("effect_not_found", "not_executing", "session_not_active")},
+    responses={202: {"model": schemas.SessionView}, **problem_responses("busy", "effect_not_found", "not_executing", "session_not_active")},
     dependencies=[Depends(only_query("wait_s"))],
 )
 async def fail_session(
@@ -143,21 +146,35 @@ async def fail_session(
     wait_s: WaitSeconds = 0,
 ) -> Response:
     """Say that the run failed: what it did is undone newest first. Repeats are harmless."""
+    return await answer_fail(engine, caller, session_id, received, wait_s)
+
+
+async def answer_fail(
+    engine: Engine, caller: Caller, session_id: SessionId, received: Received[bodies.FailSessionBody], wait_s: int
+) -> Response:
+    """Turn the report of a failed run that was read into the answer to it; `wait_s` holds that until the session is at rest."""
     model, named = received.model, None
     if model.effect is not None:
         report = FailReport(outcome=Outcome(model.effect.outcome), error=model.effect.error or model.error)
         named = NamedFailure(step_index=StepIndex(model.effect.step_index), report=report)
-    answer = await engine.forward.fail_session(caller.ask(session_id, received.tree), model.error, named, session_bytes)
-    if not wait_s:
-        return answer_response(answer)
-    view = await engine.waits.until(
-        caller.principal.org,
-        session_id,
-        lambda: look(engine, caller.principal, session_id),
-        lambda seen: seen.session.state in RESTING_STATES,
-        wait_s,
-    )
+    shown: list[SessionView] = []
+
+    def render(view: SessionView) -> bytes:
+        shown.append(view)
+        return session_bytes(view)
+
+    org = caller.principal.org
+    with engine.waits.watch(org, session_id) as watch:
+        answer = await engine.forward.fail_session(caller.ask(session_id, received.tree), model.error, named, render)
+        if not wait_s:
+            return answer_response(answer)
+        seen = shown[0] if shown else await look(engine, caller.principal, session_id)
+        view = await watch.until(seen, partial(look, engine, caller.principal, session_id), _is_at_rest, wait_s)
     return answer_response(replace(answer, body=session_bytes(view)))
+
+
+def _is_at_rest(view: SessionView) -> bool:
+    return view.session.state in RESTING_STATES
 
 
 @router.post(
@@ -165,7 +182,7 @@ async def fail_session(
     operation_id="completeSession",
     responses={
         200: {"model": schemas.SessionView},
-        **problem_responses("session_not_active", "session_past_deadline", "unsettled_effects"),
+        **problem_responses("busy", "session_not_active", "session_past_deadline", "unsettled_effects"),
     },
     dependencies=[Depends(only_query())],
 )
@@ -176,6 +193,11 @@ async def complete_session(
     received: Annotated[Received[bodies.EmptyBody], Depends(body(bodies.EmptyBody))],
 ) -> Response:
     """Say that the run ended well: nothing can unwind it any more. Refused while an effect is not settled."""
+    return await answer_complete(engine, caller, session_id, received)
+
+
+async def answer_complete(engine: Engine, caller: Caller, session_id: SessionId, received: Received[bodies.EmptyBody]) -> Response:
+    """Turn the report of a run that ended well into the answer to it."""
     return answer_response(await engine.forward.complete(caller.ask(session_id, received.tree), session_bytes))
 
 
@@ -202,3 +224,30 @@ async def look(engine: Engine, principal: Principal, session_id: SessionId) -> S
     """Read a session as the caller may see it."""
     async with engine.database.snapshot(principal.org) as tx:
         return await views.session_view(tx, principal, session_id)
+
+
+async def _lean_fail(engine: Engine, plain: Plain, received: Received[bodies.FailSessionBody]) -> Response:
+    return await answer_fail(engine, plain.caller, plain.session_id, received, plain.wait_s)
+
+
+async def _lean_complete(engine: Engine, plain: Plain, received: Received[bodies.EmptyBody]) -> Response:
+    return await answer_complete(engine, plain.caller, plain.session_id, received)
+
+
+LEAN: Final[tuple[LeanVerb[Any], ...]] = (
+    LeanVerb(
+        operation_id="failSession",
+        name="fail",
+        model=bodies.FailSessionBody,
+        roles=frozenset({Role.AGENT}),
+        answer=_lean_fail,
+        may_wait=True,
+    ),
+    LeanVerb(
+        operation_id="completeSession",
+        name="complete",
+        model=bodies.EmptyBody,
+        roles=frozenset({Role.AGENT}),
+        answer=_lean_complete,
+    ),
+)

@@ -406,13 +406,22 @@ def _plain_integer(value: object) -> object:
 # For integers in paths and queries, after the bounds: `Annotated[int, Query(ge=0, le=55), PlainInteger]`.
 PlainInteger = BeforeValidator(_plain_integer)
 
+# "." and ".." are no ids: clients take such a segment out of a path before they send it (RFC 3986, section 5.2.4).
+_SESSION_ID = r"^(\.{0,2}[A-Za-z0-9_:-][A-Za-z0-9._:-]*|\.{3}[A-Za-z0-9._:-]*)$"
+_MAX_SESSION_ID = 200
+
+
+def is_session_id(text: str) -> bool:
+    """Tell whether `SessionIdPath` would take this."""
+    return len(text) <= _MAX_SESSION_ID and re.fullmatch(_SESSION_ID, text) is not None
+
+
 SessionIdPath: TypeAlias = Annotated[
     SessionId,
     Path(
-        # "." and ".." are no ids: clients take such a segment out of a path before they send it (RFC 3986, section 5.2.4).
-        pattern=r"^(\.{0,2}[A-Za-z0-9_:-][A-Za-z0-9._:-]*|\.{3}[A-Za-z0-9._:-]*)$",
+        pattern=_SESSION_ID,
         min_length=1,
-        max_length=200,
+        max_length=_MAX_SESSION_ID,
         description="The run's own id, chosen by the agent.",
         examples=["refund-4921"],
     ),

@@ -11,6 +11,7 @@ from app.domain.errors import Unauthenticated
 from app.domain.keys import KEY_ID_BYTES, SECRET_BYTES, make_key
 from app.domain.model import OrgName, Principal, Role
 from app.engine.authentication import Authenticator
+from app.engine.clock import SystemClock
 from app.storage.database import is_org_name, open_database
 from app.storage.keys import KeptKey, create_key
 
@@ -68,7 +69,7 @@ async def _are_known(database_url: str, texts: Sequence[str]) -> bool:
     async with open_database(
         database_url, size=1, application_name="countermand keys", acquire_seconds=PATIENCE_SECONDS, keeps_statements=False
     ) as database:
-        authenticator = Authenticator(database)
+        authenticator = Authenticator(database=database, clock=SystemClock())
         try:
             for text in texts:
                 await authenticator.principal(text)

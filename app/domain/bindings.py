@@ -4,6 +4,9 @@ Payload, effect and result never change once known, so binding at first send giv
 the stored args are always the descriptor's own, nothing that a payload or a result holds is ever taken for a reference.
 """
 
+from functools import lru_cache
+
+from app.domain.compensation import KEPT
 from app.domain.json_text import Json, JsonFault, dump, fits, parse
 from app.domain.model import Compensation, Effect, Outcome
 from app.domain.references import UNREADABLE, BadReference, Bound, Document, Reference, Source, bind
@@ -23,10 +26,19 @@ def bind_args(args: bytes, effect: Effect) -> Bound:
     """
     if _REFERENCE_KEY not in args:
         return Bound(args=parse(args), open=(), missing=())
-    documents: dict[Source, Document] = {Source.PAYLOAD: _document(effect.payload), Source.EFFECT: _effect_document(effect)}
-    if effect.outcome is Outcome.COMMITTED:
+    documents: dict[Source, Document] = {}
+    if b"payload#" in args:
+        documents[Source.PAYLOAD] = _document(effect.payload)
+    if b"effect#" in args:
+        documents[Source.EFFECT] = _effect_document(effect)
+    if effect.outcome is Outcome.COMMITTED and b"result#" in args:
         documents[Source.RESULT] = UNREADABLE if effect.result is None else _document(effect.result)
-    return bind(parse(args), documents)
+    return bind(_template(args), documents)
+
+
+def binds_at_intercept(args: bytes) -> bool:
+    """Tell whether checked args may hold a reference that is bound before the call is run."""
+    return _REFERENCE_KEY in args and (b"payload#" in args or b"effect#" in args)
 
 
 def check_template(args: bytes) -> None:
@@ -51,6 +63,12 @@ def body_to_send(args: bytes, effect: Effect) -> bytes | None:
     if bound.open or bound.missing:
         return None
     return dump(bound.args) if fits(bound.args, max_bytes=MAX_BOUND_ARGS_BYTES) else None
+
+
+@lru_cache(KEPT)
+def _template(args: bytes) -> Json:
+    """Read a descriptor's args, which are the same for each call of a tool; nobody changes the tree."""
+    return parse(args)
 
 
 def _document(text: bytes) -> Document:

@@ -1,7 +1,13 @@
 """The text form in which a compensation is kept on the undo stack. Must not bind references or judge the URL."""
 
+from functools import lru_cache
+from typing import Final
+
 from app.domain.json_text import Json, NumberLiteral, dump, parse
 from app.domain.model import Compensation, OnUnknown, RetryPolicy, UnknownVariant
+
+KEPT: Final = 64
+"""Descriptors whose two forms are remembered: a tool's is the same for each of its calls. They may be large, so not many are."""
 
 UNREADABLE = Compensation(
     url="http://unreadable.invalid/",  # a name that never leads anywhere (RFC 6761, section 6.4)
@@ -12,6 +18,7 @@ UNREADABLE = Compensation(
 """Stands for a descriptor that cannot be read: its session is a person's, and can still be looked at."""
 
 
+@lru_cache(KEPT)
 def write(compensation: Compensation) -> bytes:
     """Return the descriptor as compact JSON text; `args` keep every literal."""
     unknown: Json = None
@@ -67,6 +74,7 @@ def read(text: bytes) -> Compensation:
     )
 
 
+@lru_cache(KEPT)
 def read_kept(text: bytes) -> Compensation:
     """Read back what `write` wrote, or say that it is unreadable: that concerns this undo alone, not what is read along with it."""
     try:

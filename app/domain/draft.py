@@ -84,6 +84,8 @@ class Draft:
     before: Session
     surroundings: Surroundings
     session: Session = field(init=False)
+    now: datetime = field(init=False)
+    """The moment of the decision; never before the session was opened, nor before its newest journal entry."""
     _effects: dict[UUID, Change[Effect]] = field(default_factory=dict)
     _undo_entries: dict[UUID, Change[UndoEntry]] = field(default_factory=dict)
     _calls: dict[UUID, Change[OutgoingCall]] = field(default_factory=dict)
@@ -93,11 +95,7 @@ class Draft:
     def __post_init__(self) -> None:
         """Begin with the session as it was read."""
         self.session = self.before
-
-    @property
-    def now(self) -> datetime:
-        """The moment of the decision; never before the session was opened, nor before its newest journal entry."""
-        return max(self.surroundings.now, self.before.head.at or self.before.created_at)
+        self.now = max(self.surroundings.now, self.before.head.at or self.before.created_at)
 
     @property
     def is_empty(self) -> bool:
@@ -220,4 +218,4 @@ def _put(changes: dict[Key, Change[Row]], key: Key, seen: Row, after: Row) -> Ro
 
 def _counted(change: Change[Effect]) -> Change[Effect]:
     version = change.before.version + 1 if change.before else 1
-    return Change(before=change.before, after=replace(change.after, version=version))
+    return change if change.after.version == version else Change(before=change.before, after=replace(change.after, version=version))

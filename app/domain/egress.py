@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self, TypeAlias
 from urllib.parse import urldefrag, urljoin
@@ -184,6 +185,7 @@ def check_url(url: str, policy: EgressPolicy) -> Destination:
     return Destination(scheme=scheme, host=host, port=port, target=target)
 
 
+@lru_cache(maxsize=256)  # asked for several times with each call, and most calls go where others went
 def destination_of(url: str) -> str:
     """Return the canonical `host:port` that a URL leads to; of a text that is none, which is never sent to, what it says."""
     try:

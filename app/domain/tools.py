@@ -1,6 +1,7 @@
 """What is registered about a tool: its class, its undo, its payload's schema. Must not know how a call is decided: see `intercept`."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import assert_never
 
 from app.domain import compensation as compensations
@@ -127,6 +128,7 @@ def write(definition: Definition) -> bytes:
     )
 
 
+@lru_cache(compensations.KEPT)
 def read(text: bytes) -> Definition:
     """Read back what `write` wrote.
 

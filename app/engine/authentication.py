@@ -1,22 +1,52 @@
 """Tell whose key a caller presents. Must not say why a key is refused, nor take less time for one that nobody has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
 
 from app.domain.errors import Unauthenticated
 from app.domain.keys import is_genuine, read_key
 from app.domain.model import Principal
+from app.engine.clock import Clock
 from app.storage import keys
 from app.storage.database import Database
 
 # A key that is not even shaped like one takes the same way as any other that is unknown.
 _NOBODYS_KEY = f"cm_{'0' * 12}_{'0' * 64}"
 
+FRESH_SECONDS: Final = 3.0
+"""How long the database's word on a key is taken: a revoked key is good for no longer than this."""
+RENEW_SECONDS: Final = FRESH_SECONDS / 2  # from then on one caller asks again, and the others need not wait for it
+MAX_KNOWN: Final = 10_000  # keys; some 300 bytes each
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
+class _Known:
+    principal: Principal
+    asked_at: float
+    is_asking: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class Authenticator:
-    """Finds principals by their keys."""
+    """Finds principals by their keys, and remembers for a moment whom it found: digests, no keys."""
 
     database: Database
+    clock: Clock
+    _known: dict[bytes, _Known] = field(default_factory=dict)
+
+    def known(self, presented_text: str) -> Principal | None:
+        """Return who holds the key if the database has said so a moment ago; None: it has to be asked."""
+        found = self._known.get(_digest(presented_text))
+        if found is None:
+            return None
+        age = self.clock.monotonic() - found.asked_at
+        if age >= FRESH_SECONDS:
+            return None
+        if age >= RENEW_SECONDS and not found.is_asking:
+            found.is_asking = True
+            return None
+        return found.principal
 
     async def principal(self, presented_text: str) -> Principal:
         """Return who holds the key.
@@ -24,11 +54,28 @@ class Authenticator:
         Raises:
             Unauthenticated: nobody, or it is revoked. StorageUnavailable: cannot be told now.
         """
+        known = self.known(presented_text)
+        if known is not None:
+            return known
         presented = read_key(presented_text) or read_key(_NOBODYS_KEY)
         if presented is None:
             raise AssertionError("the stand-in key is well-formed")
-        async with self.database.dispatch() as connection:
-            kept = await keys.find_key(connection, presented.key_id)
+        digest, asked_at = _digest(presented_text), self.clock.monotonic()
+        try:
+            async with self.database.dispatch() as connection:
+                kept = await keys.find_key(connection, presented.key_id)
+        except BaseException:
+            if digest in self._known:
+                self._known[digest].is_asking = False
+            raise
         if not is_genuine(presented, kept.secret_digest if kept else None) or kept is None:
+            self._known.pop(digest, None)
             raise Unauthenticated("unauthenticated", "expected `Authorization: Bearer <key>` with a valid key")
+        if len(self._known) >= MAX_KNOWN:
+            self._known.clear()
+        self._known[digest] = _Known(kept.principal, asked_at)
         return kept.principal
+
+
+def _digest(presented_text: str) -> bytes:
+    return sha256(presented_text.encode("utf-8", "surrogateescape")).digest()

@@ -3,19 +3,22 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from app.domain import approval, intercept, outcomes
 from app.domain.draft import Draft
 from app.domain.errors import Conflict, Forbidden, SagaError
-from app.domain.intercept import Execute, InterceptCommand, InterceptRules, Refuse, Seen
-from app.domain.model import EffectState, OrgName, Principal, Reversibility, Role, Session, SessionId, StepIndex
+from app.domain.intercept import Decision, Execute, InterceptCommand, InterceptRules, Refuse, Seen
+from app.domain.model import EffectState, OrgName, Principal, Reversibility, Role, Session, SessionId, SessionState, StepIndex
 from app.domain.outcomes import FailReport, Reported
 from app.engine import verbs
 from app.engine.events import ORCHESTRATOR
+from app.engine.group import ALONE, Alone, Decided, Done, GroupCommit
 from app.engine.verbs import Answer, Ask, Verbs
-from app.storage import sessions
+from app.storage import sessions, views
+from app.storage.batches import Asked, Sighting
 from app.storage.database import Database, Transaction
-from app.storage.sessions import Locked, NewSession, Wanted
+from app.storage.sessions import Locked, NewSession, Wanted, session_of_new
 from app.storage.views import SessionView
 
 
@@ -39,11 +42,12 @@ class NamedFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """The agent's verbs; `idle_seconds` is what a session gets that names none."""
+    """The agent's verbs; `idle_seconds` is what a session gets that names none. `group` None: each verb has a transaction of its own."""
 
     verbs: Verbs
     rules: InterceptRules
     idle_seconds: int
+    group: GroupCommit[Asked, Sighting] | None = None
 
     @property
     def database(self) -> Database:
@@ -67,12 +71,66 @@ class Forward:
         self.verbs.events.announce(written)
         return True
 
-    async def intercept(self, principal: Principal, session_id: SessionId, command: InterceptCommand) -> intercept.Decision:
+    async def intercept(self, principal: Principal, session_id: SessionId, command: InterceptCommand) -> Decision:
         """Ask before doing; a new effect and its undo are durable when this returns.
 
         Raises:
             NotFound: another agent's session. SagaError: the call is refused and nothing is stored.
         """
+        wanted = Wanted(request_key=command.request_key, tool=command.tool)
+        decide = partial(self._decide_new, principal, session_id, command)
+        asked = Asked(session_id=session_id, wanted=wanted)
+        done: Done[Decision] | Alone = await self._together(principal.org, asked, decide)
+        return await self._intercept_alone(principal, session_id, command) if isinstance(done, Alone) else done.decided
+
+    def _decide_new(
+        self, principal: Principal, session_id: SessionId, command: InterceptCommand, sighting: Sighting
+    ) -> tuple[Draft, Decision | SagaError] | Alone:
+        """Decide a call that is new to its session and needs nobody's approval, as nearly all are."""
+        if sighting.locked is None:
+            new = self._new_session(principal, session_id, SessionOptions())
+            locked = Locked(session=session_of_new(new, principal.org, sighting.now), now=sighting.now, effects=(), tool=sighting.tool)
+        else:
+            locked = verbs.visible(sighting.locked, principal, session_id)
+        is_repeat = command.step_index is not None and command.step_index <= locked.session.last_step
+        if is_repeat or intercept.needs_unsettled(command, locked.tool):
+            return ALONE
+        draft = self.verbs.draft(locked, principal)
+        decision = intercept.decide(draft, command, _seen(locked, command), self.rules)
+        if isinstance(decision, Refuse):
+            raise decision.error
+        return (draft, decision) if isinstance(decision, Execute) else ALONE
+
+    async def _together(
+        self, org: OrgName, asked: Asked, decide: Callable[[Sighting], tuple[Draft, Decided | SagaError] | Alone]
+    ) -> Done[Decided] | Alone:
+        """Let a verb that is plain be written with others; ALONE: it was not, and nothing was done."""
+        return ALONE if self.group is None else await self.group.ask(org, asked, decide)
+
+    async def _whole(self, ask: Ask, decide: Callable[[Draft, Sequence[Reported]], SagaError | None]) -> SessionView | None:
+        """Let a verb about a short and active session, without any question to a person, be written with others, and show the session.
+
+        None: it was not such a one, and nothing was done.
+        """
+        if ask.repeatable is not None:
+            return None
+
+        def decide_whole(sighting: Sighting) -> tuple[Draft, Sighting | SagaError] | Alone:
+            locked = verbs.visible(sighting.locked, ask.principal, ask.session_id)
+            if locked.session.state is not SessionState.ACTIVE:
+                return ALONE
+            verbs.check_version(f"session {ask.session_id}", locked.session.version, ask)
+            draft = self.verbs.draft(locked, ask.principal)
+            refusal = decide(draft, [verbs.reported(found) for found in locked.effects])
+            return draft, sighting if refusal is None else refusal
+
+        asked = Asked(session_id=ask.session_id, is_whole=True)
+        done = await self._together(ask.principal.org, asked, decide_whole)
+        if isinstance(done, Alone):
+            return None
+        return views.view_of(done.decided, done.changes)
+
+    async def _intercept_alone(self, principal: Principal, session_id: SessionId, command: InterceptCommand) -> Decision:
         wanted = Wanted(step=command.step_index, request_key=command.request_key, tool=command.tool)
         written = None
         async with self.database.transaction(principal.org) as tx:
@@ -96,6 +154,11 @@ class Forward:
             NotFound: no such effect for this caller. Forbidden: an operator it was not released to. Conflict: too late, or it contradicts
                 what is known.
         """
+        if ask.repeatable is None and ask.principal.role is Role.AGENT:
+            asked = Asked(session_id=ask.session_id, wanted=Wanted(step=step))
+            committed = await self._together(ask.principal.org, asked, partial(self._decide_commit, ask, step, result))
+            if not isinstance(committed, Alone):
+                return Answer(status=200, body=render(committed.decided))
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked, seen: Reported) -> Reported | SagaError:
             del seen
@@ -103,6 +166,14 @@ class Forward:
             return found if isinstance(found, SagaError) else outcomes.commit(draft, found, result)
 
         return await self.verbs.on_effect(ask, Wanted(step=step), decide, render)
+
+    def _decide_commit(self, ask: Ask, step: StepIndex, result: bytes, sighting: Sighting) -> tuple[Draft, Reported | SagaError]:
+        """Decide about the report of a call that nobody had to approve; a refusal may leave evidence, so it goes the same way."""
+        locked = verbs.visible(sighting.locked, ask.principal, ask.session_id)
+        found = verbs.effect_at(locked, step)
+        verbs.check_version(f"step {step}", found.effect.version, ask)
+        draft = self.verbs.draft(locked, ask.principal)
+        return draft, outcomes.commit(draft, verbs.reported(found), result)
 
     async def fail_effect(self, ask: Ask, step: StepIndex, report: FailReport, render: Callable[[Reported], bytes]) -> Answer:
         """Take the report that one call failed; the session goes on.
@@ -127,6 +198,9 @@ class Forward:
         Raises:
             NotFound: no such session or effect for this caller. Conflict: completed, or `named` contradicts what is known.
         """
+        decided = await self._whole(ask, lambda draft, seen: _fail(draft, seen, error, named))
+        if decided is not None:
+            return Answer(status=202, body=render(decided))
         wanted = Wanted(step=named.step_index if named else None, open=True, top=True, irreversible=named is not None)
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked) -> SagaError | None:
@@ -140,6 +214,9 @@ class Forward:
         Raises:
             NotFound: no such session for this caller. Conflict: something is not settled, or the run has failed.
         """
+        decided = await self._whole(ask, outcomes.complete)
+        if decided is not None:
+            return Answer(status=200, body=render(decided))
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked) -> SagaError | None:
             return outcomes.complete(draft, await verbs.known(tx, locked))
@@ -181,17 +258,19 @@ class Forward:
     ) -> Locked:
         locked = await sessions.lock(tx, session_id, wanted)
         if locked is None:
-            new = NewSession(
-                session_id=session_id,
-                owner=principal.subject,
-                agent=principal.subject if options.agent is None else options.agent,
-                metadata=b"{}" if options.metadata is None else options.metadata,
-                idle_seconds=self.idle_seconds if options.idle_seconds is None else options.idle_seconds,
-                deadline_at=options.deadline_at,
-            )
-            await sessions.open_session(tx, new)
+            await sessions.open_session(tx, self._new_session(principal, session_id, options))
             locked = await sessions.lock(tx, session_id, wanted)
         return verbs.visible(locked, principal, session_id)
+
+    def _new_session(self, principal: Principal, session_id: SessionId, options: SessionOptions) -> NewSession:
+        return NewSession(
+            session_id=session_id,
+            owner=principal.subject,
+            agent=principal.subject if options.agent is None else options.agent,
+            metadata=b"{}" if options.metadata is None else options.metadata,
+            idle_seconds=self.idle_seconds if options.idle_seconds is None else options.idle_seconds,
+            deadline_at=options.deadline_at,
+        )
 
 
 async def _reported_by(principal: Principal, tx: Transaction, locked: Locked, step: StepIndex) -> Reported | SagaError:

@@ -85,6 +85,7 @@ class Orchestrator:
         """Work until `stop()`; a database that is away is waited for."""
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self._keep_house())
+            writing = group.create_task(self.unwind.write_together())
             while not self._stopping.is_set():
                 self._wake.clear()
                 await self._turn(group)
@@ -92,6 +93,7 @@ class Orchestrator:
                 await self._pause()
             await self._drain()
             keeping.cancel()
+            writing.cancel()
 
     async def _turn(self, group: asyncio.TaskGroup) -> None:
         free = self.limits.max_calls - len(self._running)

@@ -10,19 +10,28 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self, cast
+from functools import lru_cache, partial
+from typing import Final, Literal, Self
 
 import httpx
 
 from app.domain.egress import EgressPolicy, UrlRefused, check_url
 from app.domain.retry import Attempt, Failure
 from app.engine.clock import Clock
-from app.engine.transport import ERRAND, MAX_CONNECTIONS, Errand, GuardedTransport, NotConnected, Resolve, resolve_by_system
+from app.engine.transport import (
+    MAX_CONNECTIONS,
+    MAX_RESPONSE_BYTES,
+    Answer,
+    Errand,
+    GuardedTransport,
+    NotConnected,
+    Resolve,
+    resolve_by_system,
+)
 
-# An answer to an undo is a status, to an action its result; more is not read (contract, "The outgoing request").
-MAX_RESPONSE_BYTES: Final = 65_536
 MAX_EXCERPT_BYTES: Final = 2_048  # what is kept of an answer for people (threat model, row B4)
 MAX_WORDS_CHARACTERS: Final = 300  # of our own account of a failure, which may quote what was no HTTP
+CHECKED_URLS: Final = 256  # whose text was found to be good; addresses are checked at each connect
 USER_AGENT: Final = "countermand"
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -32,6 +41,11 @@ _OWN_HEADERS: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "accept-encoding"}
 )
 _NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+@lru_cache(maxsize=64)  # they are a handful, on every request
+def _may_be_set(name: str) -> bool:
+    return _HEADER_NAME.fullmatch(name) is not None and name.lower() not in _OWN_HEADERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +73,7 @@ class OutgoingRequest:
         if len({name.lower() for name in self.headers}) != len(self.headers):
             raise ValueError("a header name occurs twice")
         for name, value in self.headers.items():
-            if _HEADER_NAME.fullmatch(name) is None or name.lower() in _OWN_HEADERS:
+            if not _may_be_set(name):
                 raise ValueError(f"{name!r} is not a header that may be set here")
             if _HEADER_VALUE.fullmatch(value) is None:
                 raise ValueError(f"the value of header {name} is not visible ASCII")
@@ -90,8 +104,11 @@ class Outbound:
         """Open nothing yet."""
         self._policy = policy
         self._clock = clock
-        self._transport = transport or GuardedTransport(policy, resolve=resolve or resolve_by_system, ssl_context=ssl_context)
+        self._transport = (
+            _StandIn(transport) if transport else GuardedTransport(policy, resolve=resolve or resolve_by_system, ssl_context=ssl_context)
+        )
         self._is_guarded = transport is None
+        self._check_url = lru_cache(maxsize=CHECKED_URLS)(partial(check_url, policy=policy))
         self._slots = asyncio.Semaphore(MAX_CONNECTIONS)
 
     async def __aenter__(self) -> Self:
@@ -110,15 +127,21 @@ class Outbound:
         """
         started = self._clock.monotonic()
         try:
-            destination = check_url(request.url, self._policy)
+            destination = self._check_url(request.url)
         except UrlRefused as refused:
             return self._failed(started, Failure.EGRESS_DENIED, refused.detail, was_sent=False)
-        errand = Errand(destination=destination, connect_seconds=request.timeout_seconds)
+        errand = Errand(
+            destination=destination,
+            method=request.method,
+            headers={"User-Agent": USER_AGENT, **request.headers, "Accept-Encoding": "identity"},
+            body=request.body,
+            connect_seconds=request.timeout_seconds,
+        )
         try:
             async with asyncio.timeout(request.timeout_seconds), self._slots:
                 # Another transport says nothing about what it sent: assume that it did.
                 errand.may_have_left = not self._is_guarded
-                status, headers, body = await self._exchange(_prepare(request, errand), errand)
+                answer = await self._transport.exchange(errand)
         except UrlRefused as refused:
             return self._failed(started, Failure.EGRESS_DENIED, refused.detail, was_sent=False)
         except httpx.HTTPError as error:
@@ -131,25 +154,15 @@ class Outbound:
             detail = f"no {missing} within {request.timeout_seconds:g} s{_status_seen(errand)}"
             return self._failed(started, Failure.TIMEOUT, detail, was_sent=errand.may_have_left)
         return Attempt(
-            status=status,
+            status=answer.status,
             failure=None,
             was_sent=True,
-            retry_after=headers.get("Retry-After"),
-            location=headers.get("Location"),
-            detail=_detail(headers, body),
+            retry_after=answer.headers.get("retry-after"),
+            location=answer.headers.get("location"),
+            detail=_detail(answer),
             duration_ms=self._milliseconds_since(started),
-            body=body if _is_plain(headers) else b"",
+            body=answer.body if _is_plain(answer) else b"",
         )
-
-    async def _exchange(self, outgoing: httpx.Request, errand: Errand) -> tuple[int, httpx.Headers, bytes]:
-        """Return status, headers and the beginning of the body, once the answer is complete or cut."""
-        response = await self._transport.handle_async_request(outgoing)
-        errand.status = response.status_code
-        try:
-            body = await _read(cast("httpx.AsyncByteStream", response.stream))
-        finally:
-            await response.aclose()
-        return response.status_code, response.headers, body
 
     def _failed(self, started: float, failure: Failure, detail: str, *, was_sent: bool) -> Attempt:
         return Attempt(
@@ -166,38 +179,33 @@ class Outbound:
         return round((self._clock.monotonic() - started) * 1_000)
 
 
-def _prepare(request: OutgoingRequest, errand: Errand) -> httpx.Request:
-    """Return the request as the transport takes it, with the canonical host."""
-    headers = {
-        # Said here, since httpx would decode an international name for it, and raise for an invalid one.
-        "Host": errand.destination.authority,
-        "User-Agent": USER_AGENT,
-        **request.headers,
-        "Accept-Encoding": "identity",
-    }
-    extensions = {ERRAND: errand}
-    return httpx.Request(request.method, errand.destination.url, headers=headers, content=request.body, extensions=extensions)
+class _StandIn:
+    """A transport of httpx in the place of ours."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport) -> None:
+        self._transport = transport
+
+    async def exchange(self, errand: Errand) -> Answer:
+        # The host is said here, since httpx would decode an international name for it, and raise for an invalid one.
+        headers = {"Host": errand.destination.authority, **errand.headers}
+        outgoing = httpx.Request(errand.method, errand.destination.url, headers=headers, content=errand.body)
+        response = await self._transport.handle_async_request(outgoing)
+        body = await response.aread()
+        return Answer(status=response.status_code, headers=dict(response.headers), body=body[:MAX_RESPONSE_BYTES])
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
 
 
-async def _read(stream: httpx.AsyncByteStream) -> bytes:
-    """Read to the end or past 64 KiB and return the beginning."""
-    body = bytearray()
-    async for piece in stream:
-        body += piece
-        if len(body) > MAX_RESPONSE_BYTES:
-            break
-    return bytes(body[:MAX_RESPONSE_BYTES])
-
-
-def _is_plain(headers: httpx.Headers) -> bool:
+def _is_plain(answer: Answer) -> bool:
     """Tell whether the body came as it is, which was asked for."""
-    return bool(headers.get("Content-Encoding", "identity") == "identity")
+    return answer.headers.get("content-encoding", "identity") == "identity"
 
 
-def _detail(headers: httpx.Headers, body: bytes) -> str:
-    if not _is_plain(headers):
-        return f"(a body in {headers['Content-Encoding'][:20]}, not shown)"
-    return body[:MAX_EXCERPT_BYTES].decode("utf-8", "replace")
+def _detail(answer: Answer) -> str:
+    if not _is_plain(answer):
+        return f"(a body in {answer.headers['content-encoding'][:20]}, not shown)"
+    return answer.body[:MAX_EXCERPT_BYTES].decode("utf-8", "replace")
 
 
 def _failure_of(error: httpx.HTTPError) -> Failure:

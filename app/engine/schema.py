@@ -38,6 +38,10 @@ class Schema:
             return f"schema revision is {found}, which serves {served}; this is {self.revision}: upgrade it"
         return None
 
+    def is_known_to_serve(self) -> bool:
+        """Tell whether the schema was found to serve this code a few seconds ago at most; False: ask `serves`."""
+        return self._asked_at is not None and self._refusal is None and self.clock.monotonic() - self._asked_at < FRESH_SECONDS
+
     async def serves(self) -> bool:
         """Tell whoever works on it whether they may, from what was found a few seconds ago at most.
 

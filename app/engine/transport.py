@@ -5,9 +5,10 @@ one answer, which would then be read as the answer to the next undo (docs/decisi
 """
 
 import asyncio
+import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias, cast
@@ -27,7 +28,17 @@ MAX_INTERIM_ANSWERS: Final = 16  # 1xx; two are plausible (100, 103), an endless
 KEEP_ALIVE_SECONDS: Final = 4.0
 MAX_CONNECTIONS: Final = 100  # at once, to all endpoints together; a backstop, the orchestrator bounds its own work
 MAX_ADDRESSES: Final = 4  # tried per connect; a name with more has others to try at the next attempt
-ERRAND: Final = "countermand.errand"  # the extension of a request that holds its Errand
+# An answer to an undo is a status, to an action its result; more is not read (contract, "The outgoing request").
+MAX_RESPONSE_BYTES: Final = 65_536
+
+# What nearly every answer is, whole as it arrives: nothing in its head but visible ASCII, one field a line. Any other is h11's to read.
+_PLAIN_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 (?P<status>[2-5][0-9]{2}) [ -~]*\r\n(?P<fields>(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[ -~]*\r\n)*)\r\n"
+)
+_LENGTH: Final = re.compile(r"[0-9]{1,9}")
+_BODILESS: Final = frozenset({204, 205, 304})
+# What frames an answer otherwise than by its length, or ends the connection after it.
+_NOT_PLAIN: Final = frozenset({"transfer-encoding", "connection", "upgrade", "trailer"})
 
 _WORDS: Final[Mapping[type[Exception], str]] = {
     ConnectionRefusedError: "refused",
@@ -38,12 +49,27 @@ _WORDS: Final[Mapping[type[Exception], str]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Errand:
-    """What goes with a request to the transport, and how far it got, which an attempt that was broken off needs to know."""
+    """A request to the transport, and how far it got, which an attempt that was broken off needs to know.
+
+    `headers` can be sent as they stand; what frames the message is added to them.
+    """
 
     destination: Destination
+    method: str
+    headers: Mapping[str, str]
+    body: bytes
     connect_seconds: float
     may_have_left: bool = False
     status: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A complete answer, or one whose body was cut: its headers by their names in lower case, several of a name as one list."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class NotConnected(httpx.ConnectError):
@@ -64,7 +90,7 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
     return [str(sockaddr[0]) for _family, _type, _protocol, _name, sockaddr in found]
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
+class GuardedTransport:
     """HTTP/1.1 over connections that are only ever made to a checked address.
 
     All addresses of a name are checked before the first is connected to, and one refused address refuses the name: an answer that mixes
@@ -79,26 +105,27 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._idle: dict[_Origin, list[_Connection]] = {}
         self._is_closed = False
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send `request` and return its response once the head is there; the body is read, or broken off, by the caller.
+    async def exchange(self, errand: Errand) -> Answer:
+        """Send a request and return its answer, of the body no more than the first 64 KiB.
 
         Raises:
             UrlRefused: an address of the host is not allowed.
             httpx.HTTPError: no connection, no answer, or none that is HTTP.
         """
-        errand: Errand = request.extensions[ERRAND]
         destination = errand.destination
         origin = (destination.scheme, destination.host, destination.port)
         connection = self._take(origin) or await self._connect(origin, errand.connect_seconds)
         try:
             errand.may_have_left = True
-            connection.write(request, destination.target)
-            head = await connection.read_head()
+            answer = await connection.exchange(errand)
         except BaseException:
             connection.abort()
             raise
-        stream = _Body(connection, lambda: self._give_back(origin, connection))
-        return httpx.Response(head.status_code, headers=head.headers.raw_items(), stream=stream, request=request)
+        if connection.may_be_used_again:
+            self._give_back(origin, connection)
+        else:
+            connection.abort()
+        return answer
 
     async def aclose(self) -> None:
         """Close what is kept for reuse, and keep nothing from now on."""
@@ -173,16 +200,16 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: HTTP/1.1 by h11 over the loop's transport.
+    """One connection: HTTP/1.1 over the loop's transport, one exchange after the other.
 
     It buffers no more than the loop reads at once, since whoever waits for bytes runs before the loop reads again, and a connection that
-    nobody waits on is dropped at its first byte.
+    nobody waits on is dropped at its first byte. An answer that is plain and arrives whole is read at a glance, any other by h11.
     """
 
     def __init__(self) -> None:
         self.is_lost = asyncio.Event()
+        self.may_be_used_again = False
         self._loop = asyncio.get_running_loop()
-        self._http = h11.Connection(our_role=h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
         self._received = bytearray()
         self._is_ended = False
         self._error: Exception | None = None
@@ -224,53 +251,63 @@ class _Connection(asyncio.Protocol):
         if self._expiry is not None:
             self._expiry.cancel()
 
-    def write(self, request: httpx.Request, target: str) -> None:
-        """Hand the whole request to the socket; what it does not take at once goes out while the answer is awaited."""
-        head = h11.Request(method=request.method, target=target, headers=request.headers.raw)
-        events: list[h11.Event] = [head, h11.Data(data=request.content), h11.EndOfMessage()]
-        self._transport.write(b"".join(self._http.send(event) or b"" for event in events))
+    async def exchange(self, errand: Errand) -> Answer:
+        """Hand the whole request to the socket, and read its answer; what the socket does not take at once goes out meanwhile."""
+        self.may_be_used_again = False
+        headers = {"Host": errand.destination.authority, **errand.headers}
+        if errand.method != "GET":
+            headers["Content-Length"] = str(len(errand.body))
+        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self._transport.write(f"{errand.method} {errand.destination.target} HTTP/1.1\r\n{head}\r\n".encode("ascii") + errand.body)
+        received = await self._receive()
+        plain = _plain_answer(received)
+        if plain is None:
+            return await self._converse(errand, headers, received)
+        errand.status = plain.status
+        self.may_be_used_again = not (self._received or self._is_ended)
+        return plain
 
-    async def read_head(self) -> h11.Response:
+    async def _converse(self, errand: Errand, headers: Mapping[str, str], received: bytes) -> Answer:
+        """Read an answer of which something has arrived, past interim ones; of the body, no more than is wanted."""
+        http = h11.Connection(our_role=h11.CLIENT, max_incomplete_event_size=MAX_HEAD_BYTES)
+        request = h11.Request(method=errand.method, target=errand.destination.target, headers=list(headers.items()))
+        for sent in (request, h11.Data(data=errand.body), h11.EndOfMessage()):
+            http.send(sent)
+        if not received:
+            _refuse_missing_head(http)
+        http.receive_data(received)
+        head = await self._read_head(http)
+        errand.status = head.status_code
+        body = bytearray()
+        while len(body) <= MAX_RESPONSE_BYTES:
+            event = await self._next_event(http)
+            if not isinstance(event, h11.Data):
+                is_left_over = bool(self._received or http.trailing_data[0])
+                self.may_be_used_again = not (is_left_over or self._is_ended) and http.our_state is http.their_state is h11.DONE
+                break
+            body += event.data
+        return Answer(status=head.status_code, headers=_joined(head.headers), body=bytes(body[:MAX_RESPONSE_BYTES]))
+
+    async def _read_head(self, http: h11.Connection) -> h11.Response:
         """Return the final status line with its headers, past interim answers."""
         for _ in range(MAX_INTERIM_ANSWERS):
-            event = await self._next_event()
+            event = await self._next_event(http)
             if isinstance(event, h11.Response):
                 return event
         raise httpx.RemoteProtocolError(f"more than {MAX_INTERIM_ANSWERS} interim answers")
 
-    async def read_body(self) -> bytes | None:
-        """Return the next piece of the body, or None at its end."""
-        event = await self._next_event()
-        return bytes(event.data) if isinstance(event, h11.Data) else None
-
-    def finish(self) -> bool:
-        """Get ready for another request after a complete answer; return whether this connection may carry one."""
-        is_left_over = bool(self._received or self._http.trailing_data[0])
-        if is_left_over or self._is_ended or not (self._http.our_state is self._http.their_state is h11.DONE):
-            return False
-        self._http.start_next_cycle()
-        return True
-
-    async def _next_event(self) -> h11.Event:
+    async def _next_event(self, http: h11.Connection) -> h11.Event:
         while True:
             try:
-                event = self._http.next_event()
+                event = http.next_event()
             except h11.RemoteProtocolError as error:
                 raise httpx.RemoteProtocolError(str(error)) from error
             if isinstance(event, h11.Event):
                 return event
             data = await self._receive()
             if not data:
-                self._refuse_missing_head()
-            self._http.receive_data(data)
-
-    def _refuse_missing_head(self) -> None:
-        """Tell an end without an answer from one in the middle of its head; h11 judges an end in the body."""
-        if self._http.their_state is not h11.SEND_RESPONSE:
-            return
-        if self._http.trailing_data[0]:
-            raise httpx.RemoteProtocolError("closed by the endpoint in the head of its answer")
-        raise httpx.ReadError("closed by the endpoint before an answer")
+                _refuse_missing_head(http)
+            http.receive_data(data)
 
     async def _receive(self) -> bytes:
         """Return what has arrived, waiting for something; empty at the end."""
@@ -290,29 +327,38 @@ class _Connection(asyncio.Protocol):
             self._arrival.set_result(None)
 
 
-class _Body(httpx.AsyncByteStream):
-    """The body of one answer; closing it early closes the connection."""
+def _plain_answer(received: bytes) -> Answer | None:
+    """Return the answer if these bytes are one, whole and framed by nothing but its length; None is no judgement."""
+    head = _PLAIN_HEAD.match(received)
+    if head is None or len(received) > MAX_RESPONSE_BYTES:
+        return None
+    status = int(head["status"])
+    fields = [line.partition(":") for line in head["fields"].decode("ascii").splitlines()]
+    headers = {name.lower(): value.strip(" ") for name, _, value in fields}
+    if len(headers) != len(fields) or status in _BODILESS or not _NOT_PLAIN.isdisjoint(headers):
+        return None
+    length = headers.get("content-length", "")
+    if _LENGTH.fullmatch(length) is None or int(length) != len(received) - head.end():
+        return None
+    return Answer(status=status, headers=headers, body=received[head.end() :])
 
-    def __init__(self, connection: _Connection, give_back: Callable[[], None]) -> None:
-        self._connection = connection
-        self._give_back = give_back
-        self._is_complete = False
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
+def _joined(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by name, several of one name as a list (RFC 9110, section 5.3)."""
+    headers: dict[str, str] = {}
+    for name_bytes, value_bytes in fields:
+        name, value = name_bytes.decode("ascii"), value_bytes.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
-    async def __anext__(self) -> bytes:
-        data = await self._connection.read_body()
-        if data is None:
-            self._is_complete = True
-            raise StopAsyncIteration
-        return data
 
-    async def aclose(self) -> None:
-        if self._is_complete and self._connection.finish():
-            self._give_back()
-        else:
-            self._connection.abort()
+def _refuse_missing_head(http: h11.Connection) -> None:
+    """Tell an end without an answer from one in the middle of its head; h11 judges an end in the body."""
+    if http.their_state is not h11.SEND_RESPONSE:
+        return
+    if http.trailing_data[0]:
+        raise httpx.RemoteProtocolError("closed by the endpoint in the head of its answer")
+    raise httpx.ReadError("closed by the endpoint before an answer")
 
 
 async def _open_socket(address: str, port: int) -> socket.socket:

@@ -1,8 +1,13 @@
-"""One claimed call after another of one session: count, send, record, until there is nothing to send now. Must not outlive its lease."""
+"""One claimed call after another of one session: count, send, record, until there is nothing to send now. Must not outlive its lease.
+
+What is counted and recorded while a write is in flight is written together by the next one; what is not plain, each by itself.
+"""
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import assert_never
 
 import structlog
@@ -12,6 +17,7 @@ from app.domain import actions, circuits, retry, unwinding
 from app.domain.actions import Acting
 from app.domain.circuits import Change, Held, Rules, Sight
 from app.domain.draft import Changes, Draft, Surroundings
+from app.domain.errors import SagaError
 from app.domain.model import CallKind
 from app.domain.retry import Attempt
 from app.domain.sending import Move, Rest, Send, Wait, Yield
@@ -19,11 +25,12 @@ from app.domain.unwinding import Undoing
 from app.engine.circuits import Circuits
 from app.engine.clock import Clock
 from app.engine.events import ORCHESTRATOR, Events
+from app.engine.group import ALONE, Alone, Decided, Done, GroupCommit
 from app.engine.outbound import Outbound, OutgoingRequest
 from app.storage import calls, claims
 from app.storage import changes as storage_changes
 from app.storage import circuits as storage_circuits
-from app.storage.calls import LockedCall
+from app.storage.calls import LockedCall, SightedCall
 from app.storage.changes import Lease
 from app.storage.claims import Claim
 from app.storage.database import Database, StorageUnavailable, Transaction, WriteConflict
@@ -67,14 +74,24 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """What a claimed call begins with; `was_interrupted`: its last attempt's end was never recorded."""
+
+    move: Move
+    kind: CallKind
+    was_interrupted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unwind:
-    """The runner of single attempts over one database."""
+    """The runner of single attempts over one database. `group` None: each write has a transaction of its own."""
 
     database: Database
     outbound: Outbound
     clock: Clock
     lease: Lease
     events: Events
+    group: GroupCommit[Claim, SightedCall] | None = None
     circuits: Circuits = field(default_factory=lambda: Circuits(rules=Rules(calls=0, limit=1)))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     random_unit: Callable[[], float] = field(default=secrets.SystemRandom().random)
@@ -104,25 +121,52 @@ class Unwind:
                 case _:
                     assert_never(move)
 
+    async def write_together(self) -> None:
+        """Write what is counted and recorded at the same time until cancelled; to go on for as long as anything runs."""
+        if self.group is not None:
+            await self.group.run()
+
     async def _begin(self, holding: Holding) -> Move:
+        """Decide what to do with a claimed call, and count the attempt that is to be sent."""
         try:
-            async with self.database.transaction(holding.claim.org) as tx:
-                locked = await calls.lock_call(tx, holding.claim)
-                draft = self._draft(locked)
-                move = _begin(draft, locked.work, holding)
-                written = None if draft.is_empty else await self._write(tx, draft)
-            _follow(holding, move)
+            begun = await self._together(holding.claim, partial(self._decide_begin, holding))
+            if isinstance(begun, Alone):
+                begun = await self._begin_alone(holding)
+            _follow(holding, begun.move)
         finally:
             holding.reserved = None
+        if begun.was_interrupted:
+            self.events.telemetry.count_interrupted(begun.kind.value)
+        return begun.move
+
+    async def _begin_alone(self, holding: Holding) -> _Begun:
+        async with self.database.transaction(holding.claim.org) as tx:
+            draft, begun = self._decide_begin(holding, await calls.lock_call(tx, holding.claim))
+            written = None if draft.is_empty else await self._write(tx, draft)
         if written is not None:
             self.events.announce(written)
-        if locked.work.call.is_attempt_open:
-            self.events.telemetry.count_interrupted(locked.work.call.kind.value)
-        return move
+        return begun
+
+    def _decide_begin(self, holding: Holding, locked: LockedCall) -> tuple[Draft, _Begun]:
+        draft, call = self._draft(locked), locked.work.call
+        return draft, _Begun(move=_begin(draft, locked.work, holding), kind=call.kind, was_interrupted=call.is_attempt_open)
+
+    async def _together(self, claim: Claim, decide: Callable[[LockedCall], tuple[Draft, Decided] | Alone]) -> Decided | Alone:
+        """Let a plain undo be written with others; ALONE: it was not, and nothing was done."""
+        if self.group is None or claim.kind is not CallKind.UNDO:
+            return ALONE
+
+        def decide_sighted(sighting: SightedCall) -> tuple[Draft, Decided | SagaError] | Alone:
+            return ALONE if sighting.locked is None else decide(sighting.locked)
+
+        done: Done[Decided] | Alone = await self.group.ask(claim.org, claim, decide_sighted)
+        return ALONE if isinstance(done, Alone) else done.decided
 
     async def _record(self, holding: Holding, attempt: Attempt, seen: Sight) -> Move:
         """Write down an answer; while the database is away, keep trying as long as the lease lasts, so that the answer is not lost."""
         self.circuits.see(holding.claim.place, holding.claim.call_id, seen)
+        with suppress(StorageUnavailable):
+            return await self._record_once(holding, attempt, seen)
         async for trial in AsyncRetrying(
             retry=retry_if_exception_type(StorageUnavailable),
             wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -135,21 +179,36 @@ class Unwind:
         raise AssertionError("tenacity returns or raises")
 
     async def _record_once(self, holding: Holding, attempt: Attempt, seen: Sight) -> Move:
-        claim = holding.claim
         try:
-            async with self.database.transaction(claim.org) as tx:
-                locked = await calls.lock_call(tx, claim)
-                if not locked.work.call.is_attempt_open:
-                    # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
-                    self.events.announce_state(locked.session)
-                    raise LeaseLost
-                draft = self._draft(locked)
-                move, change = self._judge(holding, draft, locked.work, attempt, seen)
-                written = await self._write(tx, draft)
-                is_changed = await self._change_circuit(tx, claim.destination, change, attempt)
+            move = await self._together(holding.claim, partial(self._decide_plain, holding, attempt, seen))
+            if isinstance(move, Alone):
+                return await self._record_alone(holding, attempt, seen)
             _follow(holding, move)
         finally:
             holding.reserved = None
+        return move
+
+    def _decide_plain(self, holding: Holding, attempt: Attempt, seen: Sight, locked: LockedCall) -> tuple[Draft, Move] | Alone:
+        """Decide what follows for an attempt of which nothing follows for its destination."""
+        if not locked.work.call.is_attempt_open:
+            return ALONE
+        draft = self._draft(locked)
+        move, change = self._judge(holding, draft, locked.work, attempt, seen)
+        return (draft, move) if change is Change.NONE else ALONE
+
+    async def _record_alone(self, holding: Holding, attempt: Attempt, seen: Sight) -> Move:
+        claim = holding.claim
+        async with self.database.transaction(claim.org) as tx:
+            locked = await calls.lock_call(tx, claim)
+            if not locked.work.call.is_attempt_open:
+                # A commit whose answer was lost has recorded it already, or somebody newer took the attempt for interrupted.
+                self.events.announce_state(locked.session)
+                raise LeaseLost
+            draft = self._draft(locked)
+            move, change = self._judge(holding, draft, locked.work, attempt, seen)
+            written = await self._write(tx, draft)
+            is_changed = await self._change_circuit(tx, claim.destination, change, attempt)
+        _follow(holding, move)
         self.events.announce(written)
         if is_changed:
             self.events.announce_circuit(claim.place, change)
@@ -193,7 +252,7 @@ class Unwind:
     async def _write(self, tx: Transaction, draft: Draft) -> Changes:
         changes = draft.changes()
         try:
-            await storage_changes.write(tx, changes, lease=self.lease)
+            await storage_changes.write(tx, [changes], lease=self.lease)
         except WriteConflict as conflict:
             raise LeaseLost from conflict
         return changes

@@ -66,7 +66,7 @@ class Verbs:
             if replayed is not None:
                 return replayed
             found = effect_at(locked, wanted.step)
-            _check_version(f"step {wanted.step}", found.effect.version, ask)
+            check_version(f"step {wanted.step}", found.effect.version, ask)
             draft = self.draft(locked, ask.principal)
             decided = await decide(tx, draft, locked, reported(found))
             if not draft.is_empty:  # a refusal may leave evidence, which is committed before it is answered
@@ -95,7 +95,7 @@ class Verbs:
             replayed = await _replay(tx, ask)
             if replayed is not None:
                 return replayed
-            _check_version(f"session {ask.session_id}", locked.session.version, ask)
+            check_version(f"session {ask.session_id}", locked.session.version, ask)
             draft = self.draft(locked, ask.principal)
             refusal = await decide(tx, draft, locked)
             if not draft.is_empty:
@@ -137,7 +137,7 @@ def visible(locked: Locked | None, principal: Principal, session_id: SessionId) 
 async def write(tx: Transaction, draft: Draft) -> Changes:
     """Seal an account and write it."""
     changes = draft.changes()
-    await storage_changes.write(tx, changes)
+    await storage_changes.write(tx, [changes])
     return changes
 
 
@@ -198,6 +198,11 @@ async def _remember(tx: Transaction, ask: Ask, answer: Answer) -> Answer:
     return answer
 
 
-def _check_version(what: str, version: int, ask: Ask) -> None:
+def check_version(what: str, version: int, ask: Ask) -> None:
+    """Refuse what was asked of another version than the current one.
+
+    Raises:
+        Stale: `version_differs`.
+    """
     if ask.versions is not None and version not in ask.versions:
         raise Stale("version_differs", f"{what} is at version {version} by now", current_version=version)

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
@@ -34,25 +35,46 @@ class Waits:
         self._is_closing = True
         self.moved("")
 
-    async def until(
-        self, org: OrgName, session_id: SessionId, look: Callable[[], Awaitable[Seen]], is_enough: Callable[[Seen], bool], seconds: float
-    ) -> Seen:
-        """Look until what is seen is enough, or `seconds` are over; return what was seen last. Holds no connection while waiting."""
-        name = f"{org}/{session_id}"
-        moved = asyncio.Event()
+    @contextmanager
+    def watch(self, org: OrgName, session_id: SessionId) -> Iterator["Watch"]:
+        """Notice every move of a session from now on: what is done meanwhile cannot be missed."""
+        name, moved = f"{org}/{session_id}", asyncio.Event()
         self._waiting[name].add(moved)
-        ends_at = self.clock.monotonic() + seconds
         try:
-            seen = await look()
-            while not (is_enough(seen) or self._is_closing) and (left := ends_at - self.clock.monotonic()) > 0:
-                await _wait(moved, min(left, LOOK_SECONDS))
-                moved.clear()
-                seen = await look()
-            return seen
+            yield Watch(self, moved)
         finally:
             self._waiting[name].discard(moved)
             if not self._waiting[name]:
                 del self._waiting[name]
+
+    async def until(
+        self, org: OrgName, session_id: SessionId, look: Callable[[], Awaitable[Seen]], is_enough: Callable[[Seen], bool], seconds: float
+    ) -> Seen:
+        """Look until what is seen is enough, or `seconds` are over; return what was seen last. Holds no connection while waiting."""
+        with self.watch(org, session_id) as watch:
+            return await watch.until(await look(), look, is_enough, seconds)
+
+    @property
+    def is_closing(self) -> bool:
+        """Tell whether nobody may be kept waiting any more."""
+        return self._is_closing
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """One caller's eye on one session."""
+
+    waits: Waits
+    moved: asyncio.Event
+
+    async def until(self, seen: Seen, look: Callable[[], Awaitable[Seen]], is_enough: Callable[[Seen], bool], seconds: float) -> Seen:
+        """Look again whenever the session has moved, until what is seen is enough, or `seconds` are over; return what was seen last."""
+        ends_at = self.waits.clock.monotonic() + seconds
+        while not (is_enough(seen) or self.waits.is_closing) and (left := ends_at - self.waits.clock.monotonic()) > 0:
+            await _wait(self.moved, min(left, LOOK_SECONDS))
+            self.moved.clear()
+            seen = await look()
+        return seen
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -1,9 +1,11 @@
 """Write what decisions changed, all of it in one statement. Must not decide: every row is guarded by what the decision saw."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from app.domain.draft import Changes
-from app.storage.columns import bounds_of, columns_of
+from app.storage import shapes
 from app.storage.database import Transaction, WriteConflict
 
 
@@ -15,175 +17,119 @@ class Lease:
     seconds: float
 
 
-# $1 org, $2 session; $3 worker and $4 lease seconds (both NULL for writers that are no worker); $5 to $8 the lowest and the highest of the
-# steps and of the calls that are moved (NULL where none is); then one array per column and table; at the end whom to wake.
-# Those bounds say nothing new about which rows are meant, but without a join: a planner that expects little of a session, or on a new
-# database of an org, would read all of it and throw away what does not join, for each undo again (see calls.LOCK_CALL_SQL).
+# Every row is put where it belongs by its primary key, be it new or read under this transaction's lock: an insertion that meets its row
+# changes it. Nothing is joined, so that no plan, whatever it expects of a table, reads more than what is written.
+# What the decision saw is named where rows meet: a session's revision, which every write under its lock counts, an effect's version, that
+# a question or an undo entry is the same and still open, a call's epoch.
 # The foreign keys and the one-undo-due constraint are checked after the statement, so the order of its parts does not matter.
+# $1 org; $2 worker and $3 lease seconds, both NULL for writers that are no worker; $4 to $9 rows; $10 sessions whose waiters are woken;
+# $11 whether the orchestrators are.
 WRITE_SQL = """
-WITH session AS (
-  UPDATE sessions AS s
-  SET
-    state = c.state::session_state, halt_reason = c.halt_reason::halt_reason, clean = c.clean, pivoted = c.pivoted,
-    late_effect = c.late_effect, last_step = c.last_step, failed_at = c.failed_at, halted_at = c.halted_at,
-    halt_ordered = c.halt_ordered, updated_at = c.updated_at, active_at = c.active_at, version = c.version, revision = c.revision,
-    journal_seq = c.journal_seq,
-    journal_hash = c.journal_hash, journal_at = c.journal_at
-  FROM unnest(
-    $9::text[], $10::bigint[], $11::text[], $12::text[], $13::boolean[], $14::boolean[], $15::boolean[], $16::integer[],
-    $17::timestamptz[], $18::timestamptz[], $19::boolean[], $20::timestamptz[], $21::timestamptz[], $22::bigint[], $23::bigint[],
-    $24::bigint[], $25::bytea[],
-    $26::timestamptz[]
-  ) AS c (
-    state_before, revision_before, state, halt_reason, clean, pivoted, late_effect, last_step,
-    failed_at, halted_at, halt_ordered, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
-  )
-  WHERE s.org = $1 AND s.session_id = $2 AND s.state = c.state_before::session_state AND s.revision = c.revision_before
-  RETURNING s.session_id
-),
-new_effects AS (
-  INSERT INTO effect_log (
-    org, session_id, step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error,
-    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
+WITH put_sessions AS (
+  INSERT INTO sessions AS s (
+    org, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+    failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   )
   SELECT
-    $1, $2, c.step_index, c.effect_id, c.tool, c.reversibility::reversibility, c.state::effect_state, c.outcome::outcome,
-    c.payload, c.payload_sha256, c.result, c.error, c.request_key, c.request_sha256, c.attempt, c.traceparent, c.registered_at,
-    c.executed_at, c.version, c.tool_version
-  FROM unnest(
-    $27::integer[], $28::uuid[], $29::text[], $30::text[], $31::text[], $32::text[], $33::bytea[], $34::bytea[],
-    $35::bytea[], $36::text[], $37::text[], $38::bytea[], $39::integer[], $40::text[], $41::timestamptz[], $42::timestamptz[],
-    $43::bigint[], $44::integer[]
-  ) AS c (
-    step_index, effect_id, tool, reversibility, state, outcome, payload, payload_sha256, result, error, request_key,
-    request_sha256, attempt, traceparent, registered_at, executed_at, version, tool_version
-  )
-  RETURNING step_index
-),
-moved_effects AS (
-  UPDATE effect_log AS e
+    $1, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+    failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
+  FROM unnest($4::session_written[])
+  ON CONFLICT (org, session_id) DO UPDATE
   SET
-    state = c.state::effect_state, outcome = c.outcome::outcome, result = c.result, error = c.error, attempt = c.attempt,
-    executed_at = c.executed_at, version = c.version
-  FROM unnest(
-    $45::integer[], $46::text[], $47::bigint[], $48::text[], $49::text[], $50::bytea[], $51::text[], $52::integer[],
-    $53::timestamptz[], $54::bigint[]
-  ) AS c (
-    step_index, state_before, version_before, state, outcome, result, error, attempt, executed_at, version
+    state = EXCLUDED.state, halt_reason = EXCLUDED.halt_reason, clean = EXCLUDED.clean, pivoted = EXCLUDED.pivoted,
+    late_effect = EXCLUDED.late_effect, last_step = EXCLUDED.last_step, failed_at = EXCLUDED.failed_at, halted_at = EXCLUDED.halted_at,
+    halt_ordered = EXCLUDED.halt_ordered, updated_at = EXCLUDED.updated_at, active_at = EXCLUDED.active_at, version = EXCLUDED.version,
+    revision = EXCLUDED.revision, journal_seq = EXCLUDED.journal_seq, journal_hash = EXCLUDED.journal_hash,
+    journal_at = EXCLUDED.journal_at
+  WHERE s.revision = EXCLUDED.revision - 1
+  RETURNING session_id
+),
+put_effects AS (
+  INSERT INTO effect_log AS e (
+    org, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error,
+    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
   )
-  WHERE e.org = $1 AND e.session_id = $2 AND e.step_index BETWEEN $5 AND $6 AND e.step_index = c.step_index
-    AND e.state = c.state_before::effect_state AND e.version = c.version_before
-  RETURNING e.step_index
-),
-new_approvals AS (
-  INSERT INTO approvals (org, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, is_continued)
-  SELECT $1, $2, c.step_index, c.state::approval_state, c.requested_by, c.requested_at, c.expires_at, c.ttl_seconds, false
-  FROM unnest($55::integer[], $56::text[], $57::text[], $58::timestamptz[], $59::timestamptz[], $60::integer[])
-    AS c (step_index, state, requested_by, requested_at, expires_at, ttl_seconds)
-  RETURNING step_index
-),
-moved_approvals AS (
-  UPDATE approvals AS a
-  SET
-    state = c.state::approval_state, decided_at = c.decided_at, decided_by = c.decided_by, claimed_approver = c.claimed_approver,
-    reason = c.reason, is_continued = c.is_continued, released_at = c.released_at, released_to = c.released_to,
-    release_key = c.release_key
-  FROM unnest(
-    $61::integer[], $62::text[], $63::text[], $64::timestamptz[], $65::text[], $66::text[], $67::text[], $68::boolean[],
-    $69::timestamptz[], $70::text[], $71::text[]
-  ) AS c (
-    step_index, state_before, state, decided_at, decided_by, claimed_approver, reason, is_continued, released_at, released_to,
-    release_key
-  )
-  WHERE a.org = $1 AND a.session_id = $2 AND a.step_index BETWEEN $5 AND $6 AND a.step_index = c.step_index
-    AND a.state = c.state_before::approval_state
-  RETURNING a.step_index
-),
-new_undo_entries AS (
-  INSERT INTO undo_stack (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
   SELECT
-    $1, $2, c.stack_position, c.undo_id, c.state::undo_state, c.compensation, c.by_hand, c.registered_at, c.compensated_at
-  FROM unnest(
-    $72::integer[], $73::uuid[], $74::text[], $75::bytea[], $76::boolean[], $77::timestamptz[], $78::timestamptz[]
-  ) AS c (stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
+    $1, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error,
+    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
+  FROM unnest($5::effect_written[])
+  ON CONFLICT (org, session_id, step_index) DO UPDATE
+  SET
+    state = EXCLUDED.state, outcome = EXCLUDED.outcome, result = EXCLUDED.result, error = EXCLUDED.error, attempt = EXCLUDED.attempt,
+    executed_at = EXCLUDED.executed_at, version = EXCLUDED.version
+  WHERE e.effect_id = EXCLUDED.effect_id AND e.version = EXCLUDED.version - 1
+  RETURNING step_index
+),
+put_approvals AS (
+  INSERT INTO approvals AS a (
+    org, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver,
+    reason, is_continued, released_at, released_to, release_key
+  )
+  SELECT
+    $1, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver,
+    reason, is_continued, released_at, released_to, release_key
+  FROM unnest($6::approval_written[])
+  ON CONFLICT (org, session_id, step_index) DO UPDATE
+  SET
+    state = EXCLUDED.state, decided_at = EXCLUDED.decided_at, decided_by = EXCLUDED.decided_by,
+    claimed_approver = EXCLUDED.claimed_approver, reason = EXCLUDED.reason, is_continued = EXCLUDED.is_continued,
+    released_at = EXCLUDED.released_at, released_to = EXCLUDED.released_to, release_key = EXCLUDED.release_key
+  WHERE a.requested_at = EXCLUDED.requested_at AND a.state IN ('pending', 'approved')
+  RETURNING step_index
+),
+put_undo_entries AS (
+  INSERT INTO undo_stack AS u (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
+  SELECT $1, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at
+  FROM unnest($7::undo_written[])
+  ON CONFLICT (org, session_id, stack_position) DO UPDATE
+  SET state = EXCLUDED.state, by_hand = EXCLUDED.by_hand, compensated_at = EXCLUDED.compensated_at
+  WHERE u.undo_id = EXCLUDED.undo_id AND u.state NOT IN ('compensated', 'skipped')
   RETURNING stack_position
 ),
-moved_undo_entries AS (
-  UPDATE undo_stack AS u
-  SET state = c.state::undo_state, by_hand = c.by_hand, compensated_at = c.compensated_at
-  FROM unnest($79::integer[], $80::text[], $81::text[], $82::boolean[], $83::timestamptz[])
-    AS c (stack_position, state_before, state, by_hand, compensated_at)
-  WHERE u.org = $1 AND u.session_id = $2 AND u.stack_position BETWEEN $5 AND $6 AND u.stack_position = c.stack_position
-    AND u.state = c.state_before::undo_state
-  RETURNING u.stack_position
-),
-new_calls AS (
-  INSERT INTO outgoing_calls (
+put_calls AS (
+  INSERT INTO outgoing_calls AS o (
     org, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, leased_by, leased_until, epoch
   )
   SELECT
-    $1, $2, c.call_id, c.kind::call_kind, c.step_index, c.destination, c.url, c.body, c.outcome::outcome, c.attempts, c.failures,
-    c.interrupted, c.polls, c.is_attempt_open, c.may_be_processing, c.poll_url, c.last_status, c.last_error, c.due_at, c.first_sent_at,
-    c.deadline_at,
-    CASE WHEN c.due_at IS NOT NULL THEN $3::text END,
-    CASE WHEN c.due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $4) END,
-    c.epoch
-  FROM unnest(
-    $84::uuid[], $85::text[], $86::integer[], $87::text[], $88::text[], $89::bytea[], $90::text[], $91::integer[],
-    $92::integer[],
-    $93::integer[], $94::integer[], $95::boolean[], $96::boolean[], $97::text[], $98::integer[], $99::text[], $100::timestamptz[],
-    $101::timestamptz[], $102::timestamptz[], $103::bigint[]
-  ) AS c (
-    call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
-    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch
-  )
-  RETURNING call_id
-),
-moved_calls AS (
-  UPDATE outgoing_calls AS o
+    $1, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
+    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at,
+    CASE WHEN due_at IS NOT NULL THEN $2::text END,
+    CASE WHEN due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
+    epoch
+  FROM unnest($8::call_written[])
+  ON CONFLICT (org, session_id, call_id) DO UPDATE
   SET
-    destination = c.destination, url = c.url, body = c.body, outcome = c.outcome::outcome, attempts = c.attempts, failures = c.failures,
-    interrupted = c.interrupted, polls = c.polls, is_attempt_open = c.is_attempt_open, may_be_processing = c.may_be_processing,
-    poll_url = c.poll_url, last_status = c.last_status, last_error = c.last_error, due_at = c.due_at, first_sent_at = c.first_sent_at,
-    deadline_at = c.deadline_at,
-    leased_by = CASE WHEN c.due_at IS NOT NULL THEN coalesce($3, o.leased_by) END,
-    leased_until = CASE WHEN c.due_at IS NOT NULL THEN coalesce(clock_timestamp() + make_interval(secs => $4), o.leased_until) END
-  FROM unnest(
-    $104::uuid[], $105::text[], $106::text[], $107::bytea[], $108::text[], $109::integer[], $110::integer[], $111::integer[],
-    $112::integer[], $113::boolean[], $114::boolean[], $115::text[], $116::integer[], $117::text[], $118::timestamptz[],
-    $119::timestamptz[], $120::timestamptz[], $121::bigint[]
-  ) AS c (
-    call_id, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open, may_be_processing,
-    poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, epoch_before
-  )
-  WHERE o.org = $1 AND o.session_id = $2 AND o.call_id BETWEEN $7 AND $8 AND o.call_id = c.call_id
-    AND o.epoch = c.epoch_before
-  RETURNING o.call_id
+    destination = EXCLUDED.destination, url = EXCLUDED.url, body = EXCLUDED.body, outcome = EXCLUDED.outcome,
+    attempts = EXCLUDED.attempts, failures = EXCLUDED.failures, interrupted = EXCLUDED.interrupted, polls = EXCLUDED.polls,
+    is_attempt_open = EXCLUDED.is_attempt_open, may_be_processing = EXCLUDED.may_be_processing, poll_url = EXCLUDED.poll_url,
+    last_status = EXCLUDED.last_status, last_error = EXCLUDED.last_error, due_at = EXCLUDED.due_at,
+    first_sent_at = EXCLUDED.first_sent_at, deadline_at = EXCLUDED.deadline_at,
+    leased_by = CASE WHEN EXCLUDED.due_at IS NOT NULL THEN coalesce(EXCLUDED.leased_by, o.leased_by) END,
+    leased_until = CASE WHEN EXCLUDED.due_at IS NOT NULL THEN coalesce(EXCLUDED.leased_until, o.leased_until) END
+  WHERE o.epoch = EXCLUDED.epoch
+  RETURNING call_id
 ),
 entries AS (
   INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
-  SELECT $1, $2, c.seq, c.kind::entry_kind, c.step, c.actor, c.at, c.body, c.content, c.prev_hash, c.hash
-  FROM unnest(
-    $122::bigint[], $123::text[], $124::integer[], $125::text[], $126::text[], $127::bytea[], $128::bytea[], $129::bytea[],
-    $130::bytea[]
-  ) AS c (seq, kind, step, actor, at, body, content, prev_hash, hash)
+  SELECT $1, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash
+  FROM unnest($9::entry_written[])
   RETURNING seq
 )
 SELECT
-  (SELECT count(*) FROM session) AS sessions,
-  (SELECT count(*) FROM new_effects) + (SELECT count(*) FROM moved_effects) AS effects,
-  (SELECT count(*) FROM new_approvals) + (SELECT count(*) FROM moved_approvals) AS approvals,
-  (SELECT count(*) FROM new_undo_entries) + (SELECT count(*) FROM moved_undo_entries) AS undo_entries,
-  (SELECT count(*) FROM new_calls) + (SELECT count(*) FROM moved_calls) AS calls,
+  (SELECT count(*) FROM put_sessions) AS sessions,
+  (SELECT count(*) FROM put_effects) AS effects,
+  (SELECT count(*) FROM put_approvals) AS approvals,
+  (SELECT count(*) FROM put_undo_entries) AS undo_entries,
+  (SELECT count(*) FROM put_calls) AS calls,
   (SELECT count(*) FROM entries) AS entries,
-  CASE WHEN $131 THEN pg_notify('countermand_moved', $1 || '/' || $2) IS NOT NULL END AS moved,
-  CASE WHEN $132 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken
+  (SELECT count(pg_notify('countermand_moved', $1 || '/' || moved)) FROM unnest($10::text[]) AS moved) AS moved,
+  CASE WHEN $11 THEN pg_notify('countermand_due', '') IS NOT NULL END AS woken
 """
 
 
-async def write(tx: Transaction, changes: Changes, *, lease: Lease | None = None) -> None:
-    """Write the changes of one session, locked before by this transaction.
+async def write(tx: Transaction, changes: Sequence[Changes], *, lease: Lease | None = None) -> None:
+    """Write the changes of sessions, each of which this transaction has locked, or opens.
 
     Calls that stay due are leased to `lease.worker`; without a lease they keep theirs, and new ones wait for the orchestrator, which is
     woken. Notifications go out with the commit.
@@ -191,28 +137,25 @@ async def write(tx: Transaction, changes: Changes, *, lease: Lease | None = None
     Raises:
         WriteConflict: a guard did not hold (for a call: a newer epoch owns it); the transaction must be rolled back.
     """
-    arguments = [
+    rows = (
+        [shapes.session_row(one) for one in changes],
+        list(chain.from_iterable(map(shapes.effect_rows, changes))),
+        list(chain.from_iterable(map(shapes.approval_rows, changes))),
+        list(chain.from_iterable(map(shapes.undo_rows, changes))),
+        list(chain.from_iterable(map(shapes.call_rows, changes))),
+        list(chain.from_iterable(map(shapes.entry_rows, changes))),
+    )
+    row = await tx.connection.fetchrow(
+        WRITE_SQL,
         tx.org,
-        changes.after.session_id,
         lease.worker if lease else None,
         lease.seconds if lease else None,
-        *bounds_of(changes),
-        *columns_of(changes),
-        changes.wakes_waiters,
-        lease is None and any(change.after.due_at is not None for change in changes.calls),
-    ]
-    row = await tx.connection.fetchrow(WRITE_SQL, *arguments)
-    if row is None:
-        raise AssertionError("a SELECT without FROM returns one row")
-    expected = {
-        "sessions": 1,
-        "effects": len(changes.effects),
-        "approvals": len(changes.approvals),
-        "undo_entries": len(changes.undo_entries),
-        "calls": len(changes.calls),
-        "entries": len(changes.entries),
-    }
-    written = {name: row[name] for name in expected}
+        *rows,
+        [one.after.session_id for one in changes if one.wakes_waiters],
+        lease is None and any(change.after.due_at is not None for one in changes for change in one.calls),
+    )
+    expected = tuple(map(len, rows))
+    written = None if row is None else tuple(row)[: len(rows)]
     if written != expected:
-        message = f"expected to write {expected}, the guards let through {written}, for session {changes.after.session_id} of {tx.org}"
-        raise WriteConflict(message)
+        sessions = ", ".join(one.after.session_id for one in changes)
+        raise WriteConflict(f"expected to write {expected} rows, the guards let through {written}, for {sessions} of {tx.org}")

@@ -6,7 +6,18 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from app.domain.model import Approval, Effect, OrgName, Session, SessionId, StepIndex, UndoEntry, UndoId
+from app.domain.model import (
+    Approval,
+    Effect,
+    JournalHead,
+    OrgName,
+    Session,
+    SessionId,
+    SessionState,
+    StepIndex,
+    UndoEntry,
+    UndoId,
+)
 from app.domain.tools import Tool
 from app.storage.database import Connection, Transaction
 from app.storage.rows import approval_of, effect_of, session_of, tool_of, undo_entry_of
@@ -99,6 +110,34 @@ async def open_session(tx: Transaction, new: NewSession) -> bool:
         OPEN_SQL, tx.org, new.session_id, new.owner, new.agent, new.metadata, new.idle_seconds, new.deadline_at, GENESIS
     )
     return opened is not None
+
+
+def session_of_new(new: NewSession, org: OrgName, now: datetime) -> Session:
+    """Return the session that `open_session` would insert, for a decision whose write inserts it."""
+    return Session(
+        org=org,
+        session_id=new.session_id,
+        owner=new.owner,
+        agent=new.agent,
+        metadata=new.metadata,
+        state=SessionState.ACTIVE,
+        halt_reason=None,
+        clean=True,
+        pivoted=False,
+        late_effect=False,
+        last_step=0,
+        idle_seconds=new.idle_seconds,
+        deadline_at=new.deadline_at,
+        failed_at=None,
+        halted_at=None,
+        halt_ordered=False,
+        created_at=now,
+        updated_at=now,
+        active_at=now,
+        version=0,
+        revision=0,
+        head=JournalHead(seq=0, digest=GENESIS, at=None),
+    )
 
 
 # The lock may be waited for, but everything else in the statement is read as of its start. `seen_revision` is what the session's revision

@@ -8,6 +8,7 @@ from asyncpg import Record
 
 from app.domain.access import may_see, session_not_found
 from app.domain.circuits import Hold
+from app.domain.draft import Changes
 from app.domain.errors import NotFound
 from app.domain.model import (
     MAX_STEP_INDEX,
@@ -26,6 +27,7 @@ from app.domain.model import (
     UndoEntry,
 )
 from app.storage import destinations
+from app.storage.batches import Sighting
 from app.storage.database import Transaction
 from app.storage.rows import approval_of, call_of, effect_of, session_of, tool_of, undo_entry_of
 
@@ -174,6 +176,30 @@ async def _held_by(tx: Transaction, steps: Sequence[StepView]) -> Hold | None:
         return None
     held = await destinations.held(tx)
     return next((hold for call in due if (hold := held.by(call.destination)) is not None), None)
+
+
+def view_of(sighting: Sighting, changes: Changes | None) -> SessionView:
+    """Return a session that was read whole, as its decision left it; what is due of it was made due by that."""
+    if sighting.locked is None:
+        raise AssertionError("a session that is not there was not decided on")
+    session = sighting.locked.session if changes is None else changes.after
+    effects = {} if changes is None else {change.after.step_index: change.after for change in changes.effects}
+    entries = {} if changes is None else {change.after.stack_position: change.after for change in changes.undo_entries}
+    made = {} if changes is None else {change.after.step_index: change.after for change in changes.calls}
+    steps = []
+    for seen in sighting.locked.effects:
+        step = seen.effect.step_index
+        steps.append(
+            StepView(
+                effect=effects.get(step, seen.effect),
+                approval=None,
+                undo_entry=entries.get(step, seen.undo_entry),
+                call=made.get(step),
+            )
+        )
+    due = [call for call in made.values() if call.due_at is not None]
+    held_by = next((hold for call in due if (hold := sighting.held.by(call.destination)) is not None), None)
+    return SessionView(session=session, steps=steps, held_by=held_by)
 
 
 async def step_view(tx: Transaction, principal: Principal, session_id: SessionId, step: StepIndex) -> StepView:

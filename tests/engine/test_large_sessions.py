@@ -54,7 +54,7 @@ async def build(database_url: str, url: str) -> None:
                 draft = bulk.begin(locked)
                 for step in range(first, min(first + STEPS_PER_WRITE, STEPS + 1)):
                     bulk.take_step(draft, step, url)
-                await changes.write(tx, draft.changes())
+                await changes.write(tx, [draft.changes()])
 
 
 @dataclass(slots=True)

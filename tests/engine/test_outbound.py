@@ -9,18 +9,19 @@ import tracemalloc
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+import h11
 import httpx
 import pytest
 import trustme
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from app.domain.egress import EgressPolicy
 from app.domain.retry import Attempt, Failure
 from app.engine import transport
 from app.engine.clock import SystemClock
-from app.engine.outbound import MAX_EXCERPT_BYTES, MAX_RESPONSE_BYTES, Outbound, OutgoingRequest
-from app.engine.transport import MAX_CONNECTIONS, Resolve, resolve_by_system
+from app.engine.outbound import MAX_EXCERPT_BYTES, Outbound, OutgoingRequest
+from app.engine.transport import MAX_CONNECTIONS, MAX_RESPONSE_BYTES, Resolve, resolve_by_system
 from tests.fakes import FakeEndpoint, Mode, Reply
 from tests.faults.endpoint import EndpointProcess
 
@@ -57,6 +58,30 @@ WIRE = [
     b"\x00",
     b"\n",
 ]
+
+# What nearly plain answers are made of: a status line, fields, a body.
+STATUS_LINES = [
+    b"HTTP/1.1 200 OK",
+    b"HTTP/1.1 200 ",
+    b"HTTP/1.1 200",
+    b"HTTP/1.0 200 OK",
+    b"HTTP/1.1 503 Busy",
+    b"HTTP/1.1 204 No",
+    b"HTTP/1.1 304 X",
+]
+LENGTHS = [b"Content-Length: 5", b"content-length:5 ", b"Content-Length: 05", b"Content-Length: +5", b"Transfer-Encoding: chunked", b""]
+FIELDS = [
+    b"Retry-After: 7",
+    b"Location:  /x ",
+    b"Connection: close",
+    b"Connection: keep-alive",
+    b"X:\ta",
+    b"X: \xff",
+    b" folded",
+    b"X : a",
+    LENGTHS[0],
+]
+BODIES = [b"hello", b"hello", b"", b"hell", b"hello!", b"5\r\nhello\r\n0\r\n\r\n"]
 
 
 class Names:
@@ -765,6 +790,74 @@ def test_every_answer_comes_to_an_attempt_when_it_is_any_bytes(answers: list[byt
         assert attempt.status in {None, 200, 202, 204, 503}
         # A busy machine may need longer to connect than this deadline allows.
         assert attempt.failure in {None, Failure.CONNECT, Failure.PROTOCOL, Failure.RESET, Failure.TIMEOUT}
+
+
+async def test_connection_is_not_used_again_when_the_endpoint_says_that_it_will_close_it(door: Outbound) -> None:
+    """Whoever announces the end may not have ended it yet: a request on it would be lost, with unknown outcome."""
+    connections = 0
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b'{"credit_id":1}')
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 5\r\n\r\nhello")
+        writer.close()
+
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/undo"
+        attempts = [await door.send(request_to(url)) for _ in range(2)]
+
+    assert [attempt.status for attempt in attempts] == [200, 200]
+    assert connections == 2
+
+
+def read_by_h11(answer: bytes) -> tuple[int, bytes] | None:
+    """Return status and body as h11 alone reads an answer after which the connection ends; None where it reads none."""
+    http = h11.Connection(our_role=h11.CLIENT)
+    http.send(h11.Request(method="POST", target="/undo", headers=[("Host", "x"), ("Content-Length", "0")]))
+    http.send(h11.EndOfMessage())
+    http.receive_data(answer)
+    http.receive_data(b"")
+    status, body = 0, b""
+    try:
+        while not isinstance(event := http.next_event(), h11.EndOfMessage | h11.ConnectionClosed):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+    except h11.RemoteProtocolError:
+        return None
+    return status, body
+
+
+@given(
+    st.tuples(
+        st.sampled_from(STATUS_LINES), st.lists(st.sampled_from(FIELDS), max_size=3), st.sampled_from(LENGTHS), st.sampled_from(BODIES)
+    )
+)
+@settings(max_examples=60, deadline=None)
+@example((STATUS_LINES[0], [FIELDS[0]], LENGTHS[0], BODIES[0]))
+def test_answer_is_what_h11_reads_when_it_is_plain_or_nearly(parts: tuple[bytes, list[bytes], bytes, bytes]) -> None:
+    """The short way for plain answers is no other way: whatever it takes, h11 takes for the same."""
+    status_line, fields, length, body = parts
+    answer = b"\r\n".join(filter(None, [status_line, *fields, length])) + b"\r\n\r\n" + body
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b'{"credit_id":1}')
+        writer.write(answer)
+        writer.close()
+
+    async def send() -> Attempt:
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        async with server, Outbound(LOOPBACK, clock=SystemClock(), ssl_context=SYSTEM_TRUST) as door:
+            return await door.send(request_to(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/undo"))
+
+    attempt = asyncio.run(send())
+
+    assert (None if attempt.status is None else (attempt.status, attempt.body)) == read_by_h11(answer)
+    assert attempt.retry_after == ("7" if attempt.status is not None and FIELDS[0] in fields else None) or fields.count(FIELDS[0]) > 1
 
 
 @given(

@@ -69,7 +69,7 @@ async def begin(database: Database, claimed: Claim, lease: Lease = LEASE) -> Mov
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         move = unwinding.begin(draft, undoing(locked))
-        await changes.write(tx, draft.changes(), lease=lease)
+        await changes.write(tx, [draft.changes()], lease=lease)
     return move
 
 

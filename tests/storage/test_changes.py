@@ -2,15 +2,17 @@
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from app.domain import approval, unwinding
 from app.domain.approval import Approve
 from app.domain.draft import Changes, Draft
-from app.domain.model import Approval, ApprovalState, EffectState, Reversibility, SessionId, SessionState, UndoState
+from app.domain.model import Approval, ApprovalState, EffectId, EffectState, Reversibility, SessionId, SessionState, UndoId
 from app.domain.outcomes import Reported
 from app.domain.sending import Send, Wait
 from app.storage import calls, changes, sessions, views
@@ -48,18 +50,16 @@ def stale(changed: Changes) -> dict[str, Changes]:
     assert entry.before is not None
     assert call.before is not None
     return {
-        "session state": replace(changed, before=replace(changed.before, state=SessionState.ACTIVE)),
         "session revision": replace(changed, before=replace(changed.before, revision=changed.before.revision - 1)),
-        "session id": replace(changed, before=changed.before, after=replace(changed.after, session_id=SessionId("run-0"))),
-        "effect state": replace(changed, effects=(replace(effect, before=replace(effect.before, state=EffectState.UNKNOWN)),)),
         "effect version": replace(changed, effects=(replace(effect, before=replace(effect.before, version=9)),)),
-        "entry state": replace(changed, undo_entries=(replace(entry, before=replace(entry.before, state=UndoState.FAILED)),)),
+        "effect id": replace(changed, effects=(replace(effect, after=replace(effect.after, effect_id=EffectId(uuid4()))),)),
+        "entry id": replace(changed, undo_entries=(replace(entry, after=replace(entry.after, undo_id=UndoId(uuid4()))),)),
         "epoch": replace(changed, calls=(replace(call, before=replace(call.before, epoch=call.before.epoch - 1)),)),
     }
 
 
 async def test_write_refuses_and_writes_nothing_when_a_guard_does_not_hold(database: Database, database_url: str) -> None:
-    """State, revision, version and epoch: each by itself is enough to stop the whole decision."""
+    """Revision, version, id and epoch: each by itself is enough to stop the whole decision."""
     await do_steps(database, RUN, 1)
     await fail(database)
     (claimed,) = await claim(database)
@@ -72,10 +72,10 @@ async def test_write_refuses_and_writes_nothing_when_a_guard_does_not_hold(datab
     for guard, wrong in stale(changed).items():
         with pytest.raises(WriteConflict):
             async with database.transaction(ACME) as tx:
-                await changes.write(tx, wrong, lease=LEASE)
+                await changes.write(tx, [wrong], lease=LEASE)
         assert await all_rows(database_url) == before, f"something was written past the guard of {guard}"
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, changed, lease=LEASE)
+        await changes.write(tx, [changed], lease=LEASE)
     assert await all_rows(database_url) != before
 
 
@@ -86,10 +86,10 @@ async def test_write_takes_a_decision_once_when_it_is_written_twice(database: Da
         draft, _ = await draft_of(tx)
     draft.change_session(clean=False)
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
     with pytest.raises(WriteConflict):
         async with database.transaction(ACME) as tx:
-            await changes.write(tx, draft.changes())
+            await changes.write(tx, [draft.changes()])
 
 
 async def park(database: Database) -> None:
@@ -109,21 +109,22 @@ async def decide(tx: Transaction) -> tuple[Changes, Approval]:
     return draft.changes(), approved.approval
 
 
-async def test_decision_is_not_written_when_the_question_stands_elsewhere_than_it_saw(database: Database, database_url: str) -> None:
-    """The state that the person saw guards the row by itself; where it holds, what is kept is what was decided."""
+async def test_decision_is_not_written_when_the_question_is_another_than_it_saw(database: Database, database_url: str) -> None:
+    """An answer to another question, or to one that has ended, changes nothing; where it fits, what is kept is what was decided."""
     await park(database)
     async with database.transaction(ACME) as tx:
         changed, decided = await decide(tx)
     before = await all_rows(database_url)
     (change,) = changed.approvals
     assert change.before is not None
-    wrong = replace(changed, approvals=(replace(change, before=replace(change.before, state=ApprovalState.CANCELLED)),))
+    other = replace(change.after, requested_at=change.after.requested_at - timedelta(seconds=1))
+    wrong = replace(changed, approvals=(replace(change, after=other),))
     with pytest.raises(WriteConflict):
         async with database.transaction(ACME) as tx:
-            await changes.write(tx, wrong)
+            await changes.write(tx, [wrong])
     assert await all_rows(database_url) == before
     async with database.transaction(ACME) as tx:
-        await changes.write(tx, changed)
+        await changes.write(tx, [changed])
     async with database.transaction(ACME) as tx:
         _, locked = await draft_of(tx)
     assert [found.approval for found in locked.effects] == [decided]
@@ -146,7 +147,7 @@ async def test_answer_comes_back_as_it_was_given_when_it_is_read(database: Datab
         assert found.approval is not None
         times = {"decided_at": draft.now, "released_at": draft.now if "released_to" in said else None}
         given = draft.change_approval(found.approval, state, decided_by="boss-1", claimed_approver="the boss", **times, **said)
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
     async with database.transaction(ACME) as tx:
         _, locked = await draft_of(tx)
         shown = await views.step_view(tx, agent_of(ACME), RUN, STEP)
@@ -192,7 +193,7 @@ async def test_write_keeps_takes_or_drops_the_lease_when_a_call_changes(
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         draft.change_call(locked.work.call, due_at=locked.now if is_due else None)
-        await changes.write(tx, draft.changes(), lease=lease)
+        await changes.write(tx, [draft.changes()], lease=lease)
     async with owner_connection(database_url) as connection:
         row = await connection.fetchrow("SELECT leased_by, leased_until > clock_timestamp() AS lives, epoch FROM outgoing_calls")
     assert row is not None
@@ -209,7 +210,7 @@ async def test_a_call_survives_when_its_polls_are_cut_off_again_and_again(databa
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         move = unwinding.record(draft, undoing(locked), answered(202, location="/jobs/7"), 0.5)
-        await changes.write(tx, draft.changes(), lease=LEASE)
+        await changes.write(tx, [draft.changes()], lease=LEASE)
     assert isinstance(move, Wait)
     for polls in range(1, 5):
         move = await begin(database, claimed)
@@ -222,7 +223,7 @@ async def write_and_abandon(database: Database) -> None:
     async with database.transaction(ACME) as tx:
         draft, _ = await draft_of(tx)
         draft.move_session(SessionState.FAILED)
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
         raise AbandonedError
 
 

@@ -294,7 +294,7 @@ class Leases(RuleBasedStateMachine):
                 raise WriteConflict
             draft = Draft(locked.session, surroundings(locked.now))
             move = unwinding.record(draft, replace(undoing(locked), may_go_on=True), answer, 1.0)
-            await changes.write(tx, draft.changes(), lease=held.lease)
+            await changes.write(tx, [draft.changes()], lease=held.lease)
         return move
 
     async def _renew(self, held: list[Claim]) -> set[Claim]:

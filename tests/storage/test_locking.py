@@ -55,7 +55,7 @@ async def test_lock_reads_what_the_other_wrote_when_it_had_to_wait(database: Dat
         await until_waiting(database_url)
         draft = Draft(locked.session, surroundings(locked.now))
         draft.move_session(SessionState.FAILED, failed_at=locked.now)
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
         before_commit = await moment(database_url)
     found = waiting.result()
     assert found is not None
@@ -106,7 +106,7 @@ async def test_lock_call_reads_what_a_late_commit_wrote_when_it_had_to_wait(data
         draft = Draft(locked.session, surroundings(locked.now))
         (seen,) = locked.effects
         draft.move_effect(seen.effect, EffectState.COMMITTED, outcome="committed", result=RESULT, executed_at=draft.now)
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
     move = waiting.result()
     assert isinstance(move, Send)
     assert move.call.body == b'{"id":"c-1"}'
@@ -125,7 +125,7 @@ async def test_lock_call_finds_the_entry_below_when_the_stack_goes_down(database
             locked = await calls.lock_call(tx, claimed)
             draft, work = Draft(locked.session, surroundings(locked.now)), undoing(locked)
             move = unwinding.record(draft, work, answered(200), 0.5)
-            await changes.write(tx, draft.changes(), lease=LEASE)
+            await changes.write(tx, [draft.changes()], lease=LEASE)
         seen.append((work.item.entry.stack_position, work.item.effect.step_index, work.below and work.below.entry.stack_position))
     assert seen == [(3, 3, 2), (2, 2, 1), (1, 1, None)]
 
@@ -189,7 +189,7 @@ async def go_on(database: Database, claimed: Claim) -> Claim:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         move = unwinding.record(draft, undoing(locked), answered(200), 0.5)
-        await changes.write(tx, draft.changes(), lease=LEASE)
+        await changes.write(tx, [draft.changes()], lease=LEASE)
     assert isinstance(move, Send)
     return replace(claimed, call_id=move.call.call_id, epoch=move.call.epoch)
 

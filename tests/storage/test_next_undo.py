@@ -38,7 +38,7 @@ async def refuse(database: Database, claimed: Claim) -> Move:
         locked = await calls.lock_call(tx, claimed)
         draft = Draft(locked.session, surroundings(locked.now))
         move = unwinding.record(draft, replace(undoing(locked), may_go_on=False), answered(400), 0.5)
-        await changes.write(tx, draft.changes())
+        await changes.write(tx, [draft.changes()])
     return move
 
 

@@ -5,6 +5,7 @@ import json
 import pkgutil
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -164,10 +165,46 @@ FROM
 """
 RUN_7 = "'acme', 'run-7'"
 CALL = "(SELECT call_id FROM outgoing_calls WHERE org = 'acme' AND session_id = 'run-7' AND step_index = 3)"
-# Of what a write is given, that by which it finds rows, by the number of the parameter; what else is written is nothing.
-WRITTEN = {45: "3", 61: "3", 79: "3", 104: "%call%"}
-ARRAYS = ", ".join(f"'{{{WRITTEN.get(number, '')}}}'" for number in range(9, 131))
-WRITE = f"{RUN_7}, NULL, NULL, 3, 3, '%call%', '%call%', {ARRAYS}, false, false"
+# What a write puts where it is already: one row of each table, as decisions leave them.
+ROWS_SQL = """
+SELECT array_to_string(
+  ARRAY(
+    SELECT quote_literal(ARRAY[ROW(
+      s.session_id, s.owner, s.agent, s.metadata, s.state, s.halt_reason, s.clean, s.pivoted, s.late_effect, s.last_step, s.idle_seconds,
+      s.deadline_at, s.failed_at, s.halted_at, s.halt_ordered, s.created_at, s.updated_at, s.active_at, s.version, s.revision + 1,
+      s.journal_seq, s.journal_hash, s.journal_at
+    )::session_written]::text)
+    FROM sessions AS s WHERE s.org = 'acme' AND s.session_id = 'run-7'
+    UNION ALL
+    SELECT quote_literal(ARRAY[ROW(
+      e.session_id, e.step_index, e.effect_id, e.tool, e.tool_version, e.reversibility, e.state, e.outcome, e.payload, e.payload_sha256,
+      e.result, e.error, e.request_key, e.request_sha256, e.attempt, e.traceparent, e.registered_at, e.executed_at, e.version + 1
+    )::effect_written]::text)
+    FROM effect_log AS e WHERE e.org = 'acme' AND e.session_id = 'run-7' AND e.step_index = 3
+    UNION ALL
+    SELECT quote_literal(ARRAY[ROW(
+      a.session_id, a.step_index, a.state, a.requested_by, a.requested_at, a.expires_at, a.ttl_seconds, a.decided_at, a.decided_by,
+      a.claimed_approver, a.reason, a.is_continued, a.released_at, a.released_to, a.release_key
+    )::approval_written]::text)
+    FROM approvals AS a WHERE a.org = 'acme' AND a.session_id = 'run-7' AND a.step_index = 3
+    UNION ALL
+    SELECT quote_literal(ARRAY[ROW(
+      u.session_id, u.stack_position, u.undo_id, u.state, u.compensation, u.by_hand, u.registered_at, u.compensated_at
+    )::undo_written]::text)
+    FROM undo_stack AS u WHERE u.org = 'acme' AND u.session_id = 'run-7' AND u.stack_position = 3
+    UNION ALL
+    SELECT quote_literal(ARRAY[ROW(
+      c.session_id, c.call_id, c.kind, c.step_index, c.destination, c.url, c.body, c.outcome, c.attempts, c.failures, c.interrupted,
+      c.polls, c.is_attempt_open, c.may_be_processing, c.poll_url, c.last_status, c.last_error, c.due_at, c.first_sent_at, c.deadline_at,
+      c.epoch
+    )::call_written]::text)
+    FROM outgoing_calls AS c WHERE c.org = 'acme' AND c.session_id = 'run-7' AND c.step_index = 3
+  ),
+  ', '
+)
+"""
+NO_ROWS = ", ".join(["'{}'"] * 5)
+WRITE = "'acme', NULL, NULL, %rows%, '{}', '{}', false"
 # The hot statements: their role's parameters as SQL, and the indexes that may serve them.
 HOT: dict[str, tuple[str, set[str]]] = {
     "LOCK_SQL": (
@@ -178,7 +215,15 @@ HOT: dict[str, tuple[str, set[str]]] = {
         f"{RUN_7}, '%call%'",
         {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey", "tools_pkey"},
     ),
-    "WRITE_SQL": (WRITE, {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "approvals_pkey", "outgoing_calls_pkey"}),
+    "LOCK_UNDOS_SQL": (
+        "'acme', '{run-7,run-9}', '{%call%,%call%}'",
+        {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey", "tools_pkey"},
+    ),
+    "WRITE_SQL": (WRITE, set()),
+    "LOCK_STEPS_SQL": (
+        "'acme', '{\"(run-7,3,key-3,issue_credit)\",\"(run-9,2,key-2,issue_credit)\"}'",
+        {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey", "tools_pkey"},
+    ),
     "LOCK_CALLS_SQL": (f"{RUN_7}, '{{%call%}}'", {"outgoing_calls_pkey", "outgoing_calls_by_step"}),
     "POSITION_SQL": (f"{RUN_7}, '%call%'", {"undo_stack_pkey"}),
     "APPROVED_SQL": (f"{RUN_7}, 3", {"journal_decisions", "sessions_pkey", "journal_pkey"}),
@@ -226,7 +271,18 @@ PLANNED_FOR_VALUES_ONLY = {"SESSIONS_SQL"}
 BIG_TABLES = {"sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal"}
 # Those that want a few rows, whatever else their session, or their org, has.
 FEW = {
-    name: HOT[name][0] for name in ("LOCK_CALL_SQL", "WRITE_SQL", "APPROVED_SQL", "SESSION_SQL", "STEPS_SQL", "APPROVALS_SQL", "HALTED_SQL")
+    name: HOT[name][0]
+    for name in (
+        "LOCK_CALL_SQL",
+        "LOCK_UNDOS_SQL",
+        "LOCK_STEPS_SQL",
+        "WRITE_SQL",
+        "APPROVED_SQL",
+        "SESSION_SQL",
+        "STEPS_SQL",
+        "APPROVALS_SQL",
+        "HALTED_SQL",
+    )
 } | {"LOCK_SQL": f"{RUN_7}, 3, 'key-3', false, true, false, false, 'issue_credit', false"}
 # Those that want a few rows, whatever waits at destinations that are held.
 BLOCKED = {
@@ -272,20 +328,35 @@ async def explain_prepared(connection: Connection, prepared: str, values: str, o
     return plan
 
 
-async def seed(database_url: str, *, is_analyzed: bool = True) -> str:
-    """Fill the tables and return the call_id that stands for `%call%`."""
+@dataclass(frozen=True)
+class Filling:
+    """What stands for `%call%` and `%rows%` in the values of a statement."""
+
+    call_id: str
+    rows: str
+
+    def fill(self, values: str) -> str:
+        """Put it there."""
+        return values.replace("%call%", self.call_id).replace("%rows%", self.rows)
+
+
+EMPTY = Filling(str(UUID(int=0)), NO_ROWS)
+
+
+async def seed(database_url: str, *, is_analyzed: bool = True) -> Filling:
+    """Fill the tables and return what is found there."""
     async with owner_connection(database_url) as owner:
         await owner.execute(f"{SEED_SQL} {'ANALYZE' if is_analyzed else ''}")
-        return str(await owner.fetchval(f"SELECT {CALL}"))
+        return Filling(str(await owner.fetchval(f"SELECT {CALL}")), str(await owner.fetchval(ROWS_SQL)))
 
 
 async def test_few_rows_are_read_when_their_session_or_their_org_has_many(database: Database, database_url: str) -> None:
     """An index that begins with the session is not enough: reading a long session once for each of its steps is quadratic."""
-    call_id = await seed(database_url)
+    found = await seed(database_url)
     for name, values in FEW.items():
         for mode in ("force_custom_plan", "force_generic_plan"):
             async with database.transaction(ACME) as tx:
-                plan = await explain(tx.connection, name, values.replace("%call%", call_id), mode, "ANALYZE, FORMAT JSON")
+                plan = await explain(tx.connection, name, found.fill(values), mode, "ANALYZE, FORMAT JSON")
             assert 0 < rows_read(plan) <= MOST_ROWS_READ, f"{name}, {mode}: {rows_read(plan)} rows"
 
 
@@ -295,20 +366,20 @@ async def test_few_rows_are_read_when_the_tables_have_grown_since_a_statement_wa
         await tx.connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
         for name, values in FEW.items():
             await tx.connection.execute(f"PREPARE {name} AS {statements()[name]}")
-            await explain_prepared(tx.connection, name, values.replace("%call%", str(UUID(int=0))), "FORMAT JSON")
-        call_id = await seed(database_url, is_analyzed=False)
+            await explain_prepared(tx.connection, name, EMPTY.fill(values), "FORMAT JSON")
+        found = await seed(database_url, is_analyzed=False)
         for name, values in FEW.items():
-            plan = await explain_prepared(tx.connection, name, values.replace("%call%", call_id), "ANALYZE, FORMAT JSON")
+            plan = await explain_prepared(tx.connection, name, found.fill(values), "ANALYZE, FORMAT JSON")
             assert 0 < rows_read(plan) <= MOST_ROWS_READ, f"{name}: {rows_read(plan)} rows"
 
 
 async def test_hot_statements_use_their_indexes_when_the_tables_are_big(database: Database, database_url: str) -> None:
     """Thousands of sessions later every verb still reads a handful of rows, planned for its values or for any."""
-    call_id = await seed(database_url)
+    found = await seed(database_url)
     for name, (values, indexes) in HOT.items():
         modes = ["force_custom_plan"] if name in PLANNED_FOR_VALUES_ONLY else ["force_custom_plan", "force_generic_plan"]
         for mode in modes:
-            filled = values.replace("%call%", call_id)
+            filled = found.fill(values)
             async with as_its_role(database, name) as connection:
                 plan = await explain(connection, name, filled, mode)
             used = set(scans(plan))
