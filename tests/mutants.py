@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         name="drop the epoch predicate",
         file="app/storage/changes.py",
-        before=" AND o.epoch = c.epoch_before",
+        before="\n  WHERE o.epoch = EXCLUDED.epoch",
         after="",
         test="test_an_answer_is_void_when_a_newer_epoch_owns_the_call",
         reason="an older epoch may not write",
@@ -74,33 +74,8 @@ MUTANTS = (
     Mutant(
         name="answer before the commit",
         file="app/storage/database.py",
-        before="""\
-            try:
-                try:
-                    await _begin(connection, isolation, {"role": role, "app.org": org or NO_ORG, **MILLISECOND_BOUNDS})
-                    yield connection
-                except BaseException:
-                    await _roll_back(connection)
-                    raise
-                await connection.execute("COMMIT")
-            finally:
-                await self._give_back(connection)
-""",
-        after="""\
-            try:
-                await _begin(connection, isolation, {"role": role, "app.org": org or NO_ORG, **MILLISECOND_BOUNDS})
-                yield connection
-            except BaseException:
-                await _roll_back(connection)
-                await self._give_back(connection)
-                raise
-
-            async def commit_later() -> None:
-                await connection.execute("COMMIT")
-                await self._give_back(connection)
-
-            asyncio.get_running_loop().create_task(commit_later())
-""",
+        before='    await connection.execute("COMMIT")\n\n\n@contextmanager',
+        after='    asyncio.get_running_loop().create_task(connection.execute("COMMIT"))\n\n\n@contextmanager',
         test="test_nothing_is_answered_when_the_commit_has_not_ended[intercept]",
         reason="answered before the commit",
     ),
@@ -140,9 +115,8 @@ MUTANTS = (
     Mutant(
         name="leave the chain unlinked",
         file="app/domain/journal.py",
-        before="        prev_hash = compute_digest(org, session_id, unsealed)\n"
-        "        sealed.append(replace(unsealed, digest=prev_hash))\n",
-        after="        sealed.append(replace(unsealed, digest=compute_digest(org, session_id, unsealed)))\n",
+        before="        prev_hash = digest\n    return tuple(sealed)\n",
+        after="    return tuple(sealed)\n",
         test="test_undos_run_newest_first_when_a_session_fails",
         reason="the journal verifies",
     ),

@@ -128,15 +128,15 @@ class GroupCommit(Generic[Asked, Sighting]):
                     part.answer.cancel()
 
     async def _lane(self) -> None:
-        """Write batch after batch over one connection, which is given back once one of them could not be written."""
+        """Write batch after batch over one connection, until there is nothing more or one could not be written."""
         while True:
             await self._something()
             try:
                 async with self.database.held() as held:
-                    while not held.is_closed and await self._write_next(held):
-                        await self._something()
-            except StorageUnavailable as error:  # nobody's answer hangs on it but those of the batch that is next
-                self._refuse_next(error)
+                    while self._turns and not held.is_closed and await self._write_next(held):
+                        pass
+            except StorageUnavailable as error:  # who waits has waited for as long as a caller should
+                self._refuse_all(error)
 
     async def _something(self) -> None:
         """Wait until an org has something to be taken."""
@@ -147,14 +147,12 @@ class GroupCommit(Generic[Asked, Sighting]):
 
     async def _write_next(self, held: HeldConnection) -> bool:
         """Write a batch of the org whose turn it is; tell whether the connection is good for another."""
-        if not self._turns:  # another lane was quicker
-            return True
         org = self._turns.popleft()
         parts = self._take(org)
         return await self._commit(held, org, parts) if parts else True
 
-    def _refuse_next(self, error: StorageUnavailable) -> None:
-        if self._turns:
+    def _refuse_all(self, error: StorageUnavailable) -> None:
+        while self._turns:
             org = self._turns.popleft()
             parts = self._take(org)
             _refuse(parts, error)

@@ -7,7 +7,7 @@ from datetime import datetime
 from asyncpg import Record
 
 from app.domain.circuits import Held
-from app.domain.model import Reversibility, SessionId
+from app.domain.model import SessionId
 from app.domain.tools import Tool
 from app.storage import destinations
 from app.storage.database import Transaction
@@ -153,7 +153,8 @@ SELECT
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
   e.version AS e_version,
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
-  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  question.step_index IS NOT NULL AS has_question
 FROM unnest($2::text[]) AS asked (session_id)
 CROSS JOIN LATERAL (
   SELECT
@@ -170,6 +171,12 @@ LEFT JOIN LATERAL (
   WHERE org = $1 AND session_id = asked.session_id AND stack_position = e.step_index
   LIMIT 1
 ) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT step_index
+  FROM approvals
+  WHERE org = $1 AND session_id = asked.session_id AND step_index = e.step_index
+  LIMIT 1
+) AS question ON true
 """
 
 
@@ -177,7 +184,10 @@ async def _with_steps(tx: Transaction, asked: Sequence[Asked], sightings: Sequen
     """Return the sightings with every step of the sessions that were asked for whole; their locks are held by now."""
     whole = [one.session_id for one, seen in zip(asked, sightings, strict=True) if one.is_whole and seen.locked is not None]
     found: dict[SessionId, list[LockedEffect]] = {session_id: [] for session_id in whole}
+    with_questions: set[SessionId] = set()
     for row in await tx.connection.fetch(ALL_STEPS_SQL, tx.org, whole, MAX_STEPS + 1):
+        if row["has_question"]:
+            with_questions.add(SessionId(row["session_id"]))
         found[row["session_id"]].append(LockedEffect(effect=effect_of(row), undo_entry=undo_entry_of(row), approval=None))
     held = await destinations.held(tx)
     complete: list[Sighting] = []
@@ -185,7 +195,8 @@ async def _with_steps(tx: Transaction, asked: Sequence[Asked], sightings: Sequen
         if seen.locked is None or seen.locked.session.session_id not in found:
             complete.append(seen)
             continue
-        effects = found[seen.locked.session.session_id]
-        has_more = len(effects) > MAX_STEPS or any(one.effect.reversibility is Reversibility.IRREVERSIBLE for one in effects)
+        session_id = seen.locked.session.session_id
+        effects = found[session_id]
+        has_more = len(effects) > MAX_STEPS or session_id in with_questions
         complete.append(replace(seen, locked=replace(seen.locked, effects=tuple(effects)), has_more=has_more, held=held))
     return complete

@@ -16,7 +16,8 @@ SELECT
   e.attempt AS e_attempt, e.traceparent AS e_traceparent, e.registered_at AS e_registered_at, e.executed_at AS e_executed_at,
   e.version AS e_version,
   u.undo_id AS u_undo_id, u.stack_position AS u_stack_position, u.state::text AS u_state, u.compensation AS u_compensation,
-  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at
+  u.by_hand AS u_by_hand, u.registered_at AS u_registered_at, u.compensated_at AS u_compensated_at,
+  question.step_index IS NOT NULL AS has_question
 FROM unnest($2::text[]) AS asked (session_id)
 CROSS JOIN LATERAL (
   SELECT
@@ -32,7 +33,13 @@ LEFT JOIN LATERAL (
   FROM undo_stack
   WHERE org = $1 AND session_id = asked.session_id AND stack_position = e.step_index
   LIMIT 1
-) AS u ON true;
+) AS u ON true
+LEFT JOIN LATERAL (
+  SELECT step_index
+  FROM approvals
+  WHERE org = $1 AND session_id = asked.session_id AND step_index = e.step_index
+  LIMIT 1
+) AS question ON true;
 
 -- APPROVALS_SQL
 WITH page AS MATERIALIZED (

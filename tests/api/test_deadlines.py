@@ -294,8 +294,8 @@ async def test_a_herd_is_failed_in_several_sweeps(services: StartService) -> Non
 
 
 ROUNDS_PER_BATCH = 50
-RACES = [("complete", 5), ("commit", 3), ("touch", 2)]  # batches of each: 500 rounds
-SPREAD_SECONDS = 0.2  # about what a batch takes: the agents' acts fall before and after their deadlines
+# Batches of each, 500 rounds in all, and about what a batch takes, seconds: the agents' acts fall before and after their deadlines.
+RACES = [("complete", 5, 0.05), ("commit", 3, 0.05), ("touch", 2, 0.2)]
 
 
 async def race(service: Service, verb: str, name: str) -> int:
@@ -309,9 +309,9 @@ async def race(service: Service, verb: str, name: str) -> int:
             return (await service.agent.touch(name)).status_code
 
 
-@pytest.mark.parametrize(("verb", "batches"), RACES)
+@pytest.mark.parametrize(("verb", "batches", "spread_seconds"), RACES)
 async def test_session_ends_one_way_when_the_sweep_meets_its_agent_at_the_deadline(
-    services: StartService, endpoint: FakeEndpoint, verb: str, batches: int
+    services: StartService, endpoint: FakeEndpoint, verb: str, batches: int, spread_seconds: float
 ) -> None:
     """Taken in time: it stands and nothing is ever undone. Refused: it failed and its undo is made once. Never both, on two services."""
     settings = {**NEVER, "session_idle_seconds": IDLE_SECONDS, "database_connections": 10}
@@ -322,7 +322,7 @@ async def test_session_ends_one_way_when_the_sweep_meets_its_agent_at_the_deadli
         for batch in range(batches):
             names = [f"{verb}-{batch}-{number}" for number in range(ROUNDS_PER_BATCH)]
             await all_of(open_round(first, endpoint, verb, name) for name in names)
-            nearness = [dice.uniform(0, SPREAD_SECONDS) for _ in names]
+            nearness = [dice.uniform(0, spread_seconds) for _ in names]
             await fetch(first.database_url, LET_BE_ALMOST_SILENT_SQL, names, nearness)
             statuses = await all_of(race(dice.choice((first, second)), verb, name) for name in names)
             states = await at_rest(first, names)

@@ -1,5 +1,6 @@
 """What the how-to says of databases, keys and restores holds. Must not deploy: tests/storage/test_login_roles.py has the logins."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -60,7 +61,7 @@ def test_alerts_that_are_named_are_there() -> None:
 
 
 async def test_key_is_refused_when_it_is_revoked_as_shown(services: StartService) -> None:
-    """The statement takes one key out of use, at once, and no other."""
+    """The statement takes one key out of use, within seconds, and no other."""
     service = await services()
     leaked = read_key(service.agent.key)
     assert leaked is not None
@@ -69,7 +70,9 @@ async def test_key_is_refused_when_it_is_revoked_as_shown(services: StartService
     statement = statements("UPDATE").replace("0123456789ab", leaked.key_id)
     async with owner_connection(service.database_url) as connection:
         assert await connection.execute(statement) == "UPDATE 1"
-    assert (await service.agent.get("/sessions")).status_code == 401
+    async with asyncio.timeout(10):
+        while (await service.agent.get("/sessions")).status_code != 401:
+            pass  # asked again: what was said of the key a moment ago is good for a moment
     assert (await service.operator.get("/sessions")).status_code == 200
 
 

@@ -22,7 +22,7 @@ from app.engine.clock import SystemClock
 CHUNK_BYTES = 65_536
 HEAD_BYTES = 5  # of a framed message: its type, and its length, which counts itself
 COMMIT_TEXTS = frozenset({b"COMMIT", b"COMMIT;"})
-WRITES_OF_ORGS = re.compile(rb"READ COMMITTED; .*'app\.org', '[^']")  # how a transaction begins in which a verb, or an attempt, is recorded
+WRITES_OF_ORGS = re.compile(rb"READ COMMITTED;.*app\.org = '[^']")  # how a transaction begins in which a verb, or an attempt, is recorded
 ANY = re.compile(b"")
 
 
