@@ -7,6 +7,7 @@ session which somebody else has locked, or that cannot be written, goes its own 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -65,6 +66,10 @@ class Done(Generic[Decided]):
 
     decided: Decided
     changes: Changes | None
+
+
+class _NothingWritten(Exception):
+    """Ends a transaction of which nothing has to become durable, and nobody's answer hangs on its end."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -227,13 +232,15 @@ class GroupCommit(Generic[Asked, Sighting]):
         ordered = sorted(parts, key=lambda part: part.asked.session_id)
         answers: dict[int, Any] = {}
         written: list[Changes] = []
-        async with held.transaction(org) as tx:
-            sightings = await self.lock(tx, [part.asked for part in ordered])
-            for part, sighting in zip(ordered, sightings, strict=True):
-                answers[id(part)], changes = _decide(part, sighting)
-                if changes is not None:
-                    written.append(changes)
-            if written:
+        with suppress(_NothingWritten):
+            async with held.transaction(org) as tx:
+                sightings = await self.lock(tx, [part.asked for part in ordered])
+                for part, sighting in zip(ordered, sightings, strict=True):
+                    answers[id(part)], changes = _decide(part, sighting)
+                    if changes is not None:
+                        written.append(changes)
+                if not written:
+                    raise _NothingWritten
                 await storage_changes.write(tx, written, lease=self.lease)
         for changes in written:
             self.events.announce(changes)
