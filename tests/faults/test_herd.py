@@ -36,7 +36,7 @@ def test_order_and_number_are_counted_when_requests_overlap(requests: list[Recei
 @pytest.mark.timeout(300)
 async def test_herd_is_undone_within_the_bounds_when_its_destination_goes_away(nursery: Nursery, cluster_url: str, tmp_path: Path) -> None:
     """Nothing is halted, doubled or out of order, one incident is shown, few requests are sent, and another org goes on meanwhile."""
-    seen = await drive(herd_of(60, outage_seconds=2.0, calm_seconds=0.5, runs_per_second=2.0), cluster_url, nursery, tmp_path)
+    seen = await drive(herd_of(200, outage_seconds=2.0, calm_seconds=0.5, runs_per_second=2.0), cluster_url, nursery, tmp_path)
     assert violations(seen) == []
     assert len(seen.accepted) == seen.herd.sessions
     assert any(request.status == 503 for request in seen.undos)

@@ -14,6 +14,7 @@ from tests.faults.conftest import StartProcess
 from tests.faults.gates import hold_sessions
 from tests.faults.judgement import assert_undone, do_steps, requests_of
 from tests.faults.processes import UNHURRIED_MS, ServiceProcess
+from tests.probes import fetch
 
 LONG_LEASE_SECONDS = 60.0  # whoever goes on within the test did not wait for it to run out
 END_GRACE_SECONDS = 10.0
@@ -53,6 +54,17 @@ async def test_another_replica_goes_on_at_once_when_one_is_told_to_stop(
     assert stopping.crashes + other.crashes == []
 
 
+async def _freeze(database_url: str, replica: ServiceProcess) -> None:
+    """Stop a replica where it holds no lock: between two transactions, of which it has one whenever it renews its leases."""
+    sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE $1 AND state <> 'idle'"
+    async with asyncio.timeout(10):
+        while True:
+            replica.freeze()
+            if not (await fetch(database_url, sql, f"%:{replica.pid}:%"))[0]["count"]:
+                return
+            replica.thaw()
+
+
 async def test_a_stalled_replica_changes_nothing_when_another_has_taken_over(processes: StartProcess, database_url: str) -> None:
     """SIGSTOP past the lease with an undo in flight: the other sends the same bytes, and what the first learns afterwards is void."""
     settings = {"attempt_timeout_ms": UNHURRIED_MS}
@@ -63,7 +75,7 @@ async def test_a_stalled_replica_changes_nothing_when_another_has_taken_over(pro
         await replicas[0].agent.fail("run")
         await endpoint.wait_for_requests(1)
         stalled, other = await _at_work(database_url, replicas)
-        stalled.freeze()
+        await _freeze(database_url, stalled)
         await endpoint.wait_for_requests(2)
         first_answer.set()
         await endpoint.wait_for_answers(1)
