@@ -220,6 +220,7 @@ HOT: dict[str, tuple[str, set[str]]] = {
         {"sessions_pkey", "effect_log_pkey", "undo_stack_pkey", "outgoing_calls_pkey", "tools_pkey"},
     ),
     "WRITE_SQL": (WRITE, set()),
+    "ALL_STEPS_SQL": ("'acme', '{run-9,run-11}', 33", {"effect_log_pkey", "undo_stack_pkey", "approvals_pkey"}),
     "LOCK_STEPS_SQL": (
         "'acme', '{\"(run-7,3,key-3,issue_credit)\",\"(run-9,2,key-2,issue_credit)\"}'",
         {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey", "tools_pkey"},
@@ -276,6 +277,7 @@ FEW = {
         "LOCK_CALL_SQL",
         "LOCK_UNDOS_SQL",
         "LOCK_STEPS_SQL",
+        "ALL_STEPS_SQL",
         "WRITE_SQL",
         "APPROVED_SQL",
         "SESSION_SQL",
