@@ -1,6 +1,6 @@
-"""Answer intercepts and commits that are plain without the framework's routing. Must not refuse a request's form: the routes do that.
+"""Answer the agent's verbs, where plain, without the framework's routing. Must not refuse a request's form: the routes do that.
 
-Nearly all of what a service is asked are these two verbs, in the form that our documents show. Such a request is recognised here from
+Nearly all of what a service is asked are four verbs, in the form that our documents show. Such a request is recognised here from
 its bytes and goes straight to its verb; whatever is missing, odd or large in it, and whoever calls for the first time in a while, goes
 on to the ordinary route with nothing lost, and is judged and answered there (docs/decisions/0029).
 """

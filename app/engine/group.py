@@ -49,7 +49,7 @@ class Seen(Protocol):
 Asked = TypeVar("Asked", bound=Named)
 Sighting = TypeVar("Sighting", bound=Seen)
 Decided = TypeVar("Decided")
-_log = structlog.stdlib.get_logger("countermand")
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +160,9 @@ class GroupCommit(Generic[Asked, Sighting]):
         while self._turns:
             org = self._turns.popleft()
             parts = self._take(org)
-            _refuse(parts, error)
-            self._end(org, parts)
+            if parts:  # else all that is left waits for sessions of a batch in flight, whose end puts the org in turn again
+                _refuse(parts, error)
+                self._end(org, parts)
 
     def _offer(self, org: OrgName) -> None:
         """Put an org in turn, unless it is there, and wake a lane."""

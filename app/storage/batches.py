@@ -6,7 +6,7 @@ from datetime import datetime
 
 from asyncpg import Record
 
-from app.domain.circuits import Held
+from app.domain.circuits import NOTHING_HELD, Held
 from app.domain.model import SessionId
 from app.domain.tools import Tool
 from app.storage import destinations
@@ -15,7 +15,6 @@ from app.storage.rows import effect_of, session_of, tool_of, undo_entry_of
 from app.storage.sessions import Locked, LockedEffect, Wanted
 
 NOTHING = Wanted()
-NOT_HELD = Held()
 MAX_STEPS = 32  # of a session that is read whole; a longer one is decided on by itself
 
 
@@ -42,7 +41,7 @@ class Sighting:
     tool: Tool | None
     is_held: bool
     has_more: bool
-    held: Held = NOT_HELD
+    held: Held = NOTHING_HELD
 
 
 # For each session that is asked for, in the order of their ids: its row, locked unless somebody has it, and what belongs to the step.

@@ -270,3 +270,20 @@ async def test_next_call_goes_ahead_when_the_database_closed_an_idle_connection(
         async with database.dispatch() as connection:  # the loop has heard of the end by now
             assert await connection.fetchval("SELECT 1") == 1
         assert isinstance(await intercept(forward, OTHERS[0]), Execute)
+
+
+async def test_lanes_go_on_when_no_connection_was_to_be_had_for_one_of_them(database_url: str) -> None:
+    """Who waits for a connection in vain is told so; whose session is being written just now waits for that, and nothing spins."""
+    async with (
+        open_database(database_url, size=1, application_name="tests group", acquire_seconds=0.1) as database,
+        grouped(database, lanes=2) as forward,
+    ):
+        async with writes_held(database_url):
+            first = intercept(forward, FIRST)
+            await until_held(database_url)
+            behind, other = intercept(forward, FIRST, 2), intercept(forward, OTHERS[0])
+            with pytest.raises(StorageUnavailable):
+                await other
+            assert not behind.done()
+        assert isinstance(await first, Execute)
+        assert isinstance(await behind, Execute)
