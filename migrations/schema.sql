@@ -769,7 +769,7 @@ CREATE TABLE sessions (
     CONSTRAINT sessions_last_step_check CHECK ((last_step >= 0)),
     CONSTRAINT sessions_metadata_check CHECK ((octet_length(metadata) <= 16384)),
     CONSTRAINT sessions_revision_check CHECK ((revision >= 0)),
-    CONSTRAINT sessions_session_id_check CHECK ((session_id ~ '^[A-Za-z0-9._:-]{1,200}$'::text)),
+    CONSTRAINT sessions_session_id_check CHECK (((length(session_id) <= 200) AND (session_id ~ '^[A-Za-z0-9._:-]+$'::text))),
     CONSTRAINT sessions_version_check CHECK ((version >= 0))
 )
 WITH (fillfactor='70');

@@ -158,10 +158,11 @@ async def answer_fail(
         report = FailReport(outcome=Outcome(model.effect.outcome), error=model.effect.error or model.error)
         named = NamedFailure(step_index=StepIndex(model.effect.step_index), report=report)
     shown: list[SessionView] = []
+    is_shown_later = bool(wait_s) and caller.key is None  # with a key, what was answered at first is kept
 
     def render(view: SessionView) -> bytes:
         shown.append(view)
-        return session_bytes(view)
+        return b"" if is_shown_later else session_bytes(view)
 
     org = caller.principal.org
     with engine.waits.watch(org, session_id) as watch:

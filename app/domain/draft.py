@@ -23,7 +23,7 @@ from app.domain.model import (
     UndoEntry,
     UndoState,
 )
-from app.domain.states import advance
+from app.domain.states import RESTING_STATES, advance
 
 Row = TypeVar("Row", Effect, UndoEntry, OutgoingCall, Approval)
 
@@ -63,9 +63,9 @@ class Changes:
 
     @property
     def wakes_waiters(self) -> bool:
-        """Tell whether something moved that callers wait for: the session, a question to a person, the end of an action."""
+        """Tell whether something came about that callers wait for: a session's rest, the answer to a question, the end of an action."""
         return (
-            self.before.state is not self.after.state
+            (self.before.state is not self.after.state and self.after.state in RESTING_STATES)
             or any(change.before is not None for change in self.approvals)
             or any(
                 change.before is not None and change.after.kind is CallKind.ACTION and change.after.due_at is None for change in self.calls

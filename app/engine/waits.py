@@ -18,14 +18,14 @@ LOOK_SECONDS = 1.0  # how often a waiter looks by itself: what a lost notificati
 
 @dataclass(slots=True, kw_only=True)
 class Waits:
-    """Wakes those who wait for one session whenever its state has moved."""
+    """Wakes those who wait for one session when it comes to rest, a question of it is answered, or an action of it ends."""
 
     clock: Clock
     _is_closing: bool = False
     _waiting: defaultdict[str, set[asyncio.Event]] = field(default_factory=lambda: defaultdict(set))
 
     def moved(self, payload: str) -> None:
-        """Take a notification: `<org>/<session_id>` has moved; empty: any may have."""
+        """Take a notification: that has come about for `<org>/<session_id>`; empty: it may have for any."""
         events = self._waiting.get(payload, ()) if payload else chain.from_iterable(self._waiting.values())
         for event in events:
             event.set()

@@ -22,8 +22,8 @@ class Lease:
 # What the decision saw is named where rows meet: a session's revision, which every write under its lock counts, an effect's version, that
 # a question or an undo entry is the same and still open, a call's epoch.
 # The foreign keys and the one-undo-due constraint are checked after the statement, so the order of its parts does not matter.
-# $1 org; $2 worker and $3 lease seconds, both NULL for writers that are no worker; $4 to $9 rows; $10 sessions whose waiters are woken;
-# $11 whether the orchestrators are.
+# $1 org, checked as its type says, once and not for every row; $2 worker and $3 lease seconds, both NULL for writers that are no worker;
+# $4 to $9 rows; $10 sessions whose waiters are woken; $11 whether the orchestrators are.
 WRITE_SQL = """
 WITH put_sessions AS (
   INSERT INTO sessions AS s (
@@ -31,7 +31,7 @@ WITH put_sessions AS (
     failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   )
   SELECT
-    $1, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+    $1::org_name, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
     failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   FROM unnest($4::session_written[])
   ON CONFLICT (org, session_id) DO UPDATE
@@ -50,8 +50,8 @@ put_effects AS (
     request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
   )
   SELECT
-    $1, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error,
-    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
+    $1::org_name, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result,
+    error, request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
   FROM unnest($5::effect_written[])
   ON CONFLICT (org, session_id, step_index) DO UPDATE
   SET
@@ -66,8 +66,8 @@ put_approvals AS (
     reason, is_continued, released_at, released_to, release_key
   )
   SELECT
-    $1, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver,
-    reason, is_continued, released_at, released_to, release_key
+    $1::org_name, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by,
+    claimed_approver, reason, is_continued, released_at, released_to, release_key
   FROM unnest($6::approval_written[])
   ON CONFLICT (org, session_id, step_index) DO UPDATE
   SET
@@ -79,7 +79,7 @@ put_approvals AS (
 ),
 put_undo_entries AS (
   INSERT INTO undo_stack AS u (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
-  SELECT $1, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at
+  SELECT $1::org_name, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at
   FROM unnest($7::undo_written[])
   ON CONFLICT (org, session_id, stack_position) DO UPDATE
   SET state = EXCLUDED.state, by_hand = EXCLUDED.by_hand, compensated_at = EXCLUDED.compensated_at
@@ -92,8 +92,8 @@ put_calls AS (
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, leased_by, leased_until, epoch
   )
   SELECT
-    $1, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
-    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at,
+    $1::org_name, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls,
+    is_attempt_open, may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at,
     CASE WHEN due_at IS NOT NULL THEN $2::text END,
     CASE WHEN due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
     epoch
@@ -112,7 +112,7 @@ put_calls AS (
 ),
 entries AS (
   INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
-  SELECT $1, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash
+  SELECT $1::org_name, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash
   FROM unnest($9::entry_written[])
   RETURNING seq
 )

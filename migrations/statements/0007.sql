@@ -1130,7 +1130,7 @@ WITH put_sessions AS (
     failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   )
   SELECT
-    $1, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
+    $1::org_name, session_id, owner, agent, metadata, state, halt_reason, clean, pivoted, late_effect, last_step, idle_seconds, deadline_at,
     failed_at, halted_at, halt_ordered, created_at, updated_at, active_at, version, revision, journal_seq, journal_hash, journal_at
   FROM unnest($4::session_written[])
   ON CONFLICT (org, session_id) DO UPDATE
@@ -1149,8 +1149,8 @@ put_effects AS (
     request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
   )
   SELECT
-    $1, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result, error,
-    request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
+    $1::org_name, session_id, step_index, effect_id, tool, tool_version, reversibility, state, outcome, payload, payload_sha256, result,
+    error, request_key, request_sha256, attempt, traceparent, registered_at, executed_at, version
   FROM unnest($5::effect_written[])
   ON CONFLICT (org, session_id, step_index) DO UPDATE
   SET
@@ -1165,8 +1165,8 @@ put_approvals AS (
     reason, is_continued, released_at, released_to, release_key
   )
   SELECT
-    $1, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by, claimed_approver,
-    reason, is_continued, released_at, released_to, release_key
+    $1::org_name, session_id, step_index, state, requested_by, requested_at, expires_at, ttl_seconds, decided_at, decided_by,
+    claimed_approver, reason, is_continued, released_at, released_to, release_key
   FROM unnest($6::approval_written[])
   ON CONFLICT (org, session_id, step_index) DO UPDATE
   SET
@@ -1178,7 +1178,7 @@ put_approvals AS (
 ),
 put_undo_entries AS (
   INSERT INTO undo_stack AS u (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at)
-  SELECT $1, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at
+  SELECT $1::org_name, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at, compensated_at
   FROM unnest($7::undo_written[])
   ON CONFLICT (org, session_id, stack_position) DO UPDATE
   SET state = EXCLUDED.state, by_hand = EXCLUDED.by_hand, compensated_at = EXCLUDED.compensated_at
@@ -1191,8 +1191,8 @@ put_calls AS (
     may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at, leased_by, leased_until, epoch
   )
   SELECT
-    $1, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls, is_attempt_open,
-    may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at,
+    $1::org_name, session_id, call_id, kind, step_index, destination, url, body, outcome, attempts, failures, interrupted, polls,
+    is_attempt_open, may_be_processing, poll_url, last_status, last_error, due_at, first_sent_at, deadline_at,
     CASE WHEN due_at IS NOT NULL THEN $2::text END,
     CASE WHEN due_at IS NOT NULL THEN clock_timestamp() + make_interval(secs => $3) END,
     epoch
@@ -1211,7 +1211,7 @@ put_calls AS (
 ),
 entries AS (
   INSERT INTO journal (org, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash)
-  SELECT $1, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash
+  SELECT $1::org_name, session_id, seq, kind, step, actor, at, body, content, prev_hash, hash
   FROM unnest($9::entry_written[])
   RETURNING seq
 )

@@ -122,7 +122,8 @@ def test_version_counts_what_callers_see_and_revision_every_write(what: str, tou
 # What was touched -> whether somebody waits for it: a session's move, a decision, the end of an action.
 AWAITED: list[tuple[str, Any, bool]] = [
     ("nothing", lambda draft: draft.now, False),
-    ("the session's state", lambda draft: draft.move_session(SessionState.FAILED), True),
+    ("a session that goes on", lambda draft: draft.move_session(SessionState.FAILED), False),
+    ("a session that comes to rest", lambda draft: draft.move_session(SessionState.COMPLETED), True),
     ("a mark", lambda draft: draft.change_session(clean=False), False),
     ("an effect", lambda draft: draft.move_effect(new_effect(), EffectState.COMMITTED), False),
     ("an entry", lambda draft: draft.move_undo_entry(new_entry(), UndoState.SKIPPED), False),
