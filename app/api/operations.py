@@ -11,12 +11,11 @@ from app.api import bodies, schemas
 from app.api.dependencies import Engine, EngineDependency, OperatorCaller, authenticate
 from app.api.problems import problem_responses
 from app.api.render import answer_response, reported_bytes, session_bytes
-from app.api.sessions import WaitSeconds, look
+from app.api.sessions import WaitSeconds, until_at_rest
 from app.api.strict_json import Received, SessionIdPath, StepPath, body, only_query
 from app.domain.json_text import dump
 from app.domain.model import Outcome, Principal, SessionId, UndoId
 from app.domain.operations import Retry, Settle, Skip
-from app.domain.states import RESTING_STATES
 from app.engine.verbs import Answer
 
 # Who calls is asked before anything else of the request is judged.
@@ -153,11 +152,6 @@ async def _at_rest(engine: Engine, principal: Principal, session_id: SessionId, 
     """Answer at once, or hold the answer until the session is at rest."""
     if not wait_s:
         return answer_response(answer)
-    view = await engine.waits.until(
-        principal.org,
-        session_id,
-        lambda: look(engine, principal, session_id),
-        lambda seen: seen.session.state in RESTING_STATES,
-        wait_s,
-    )
+    with engine.waits.watch(principal.org, session_id) as watch:
+        view = await until_at_rest(engine, principal, session_id, watch, None, wait_s)
     return answer_response(replace(answer, body=session_bytes(view)))

@@ -1,7 +1,6 @@
 """The routes of a session: open, look, list, fail. Must not decide: each turns a request into one verb."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -33,6 +32,7 @@ from app.domain.model import Outcome, Principal, Role, SessionId, SessionState, 
 from app.domain.outcomes import FailReport
 from app.domain.states import RESTING_STATES
 from app.engine.forward import NamedFailure, SessionOptions
+from app.engine.waits import Watch
 from app.storage import views
 from app.storage.views import Place, SessionFilter, SessionView
 
@@ -157,25 +157,42 @@ async def answer_fail(
     if model.effect is not None:
         report = FailReport(outcome=Outcome(model.effect.outcome), error=model.effect.error or model.error)
         named = NamedFailure(step_index=StepIndex(model.effect.step_index), report=report)
-    shown: list[SessionView] = []
-    is_shown_later = bool(wait_s) and caller.key is None  # with a key, what was answered at first is kept
+    seen: SessionView | None = None
+    is_answered_later = bool(wait_s) and caller.key is None  # with a key, what was to be answered at first is kept
 
     def render(view: SessionView) -> bytes:
-        shown.append(view)
-        return b"" if is_shown_later else session_bytes(view)
+        nonlocal seen
+        seen = view
+        return b"" if is_answered_later else session_bytes(view)
 
-    org = caller.principal.org
-    with engine.waits.watch(org, session_id) as watch:
-        answer = await engine.forward.fail_session(caller.ask(session_id, received.tree), model.error, named, render)
+    ask = caller.ask(session_id, received.tree)
+    with engine.waits.watch(caller.principal.org, session_id) as watch:
+        answer = await engine.forward.fail_session(ask, model.error, named, render, is_answered_later=is_answered_later)
         if not wait_s:
             return answer_response(answer)
-        seen = shown[0] if shown else await look(engine, caller.principal, session_id)
-        view = await watch.until(seen, partial(look, engine, caller.principal, session_id), _is_at_rest, wait_s)
+        view = await until_at_rest(engine, caller.principal, session_id, watch, seen, wait_s)
     return answer_response(replace(answer, body=session_bytes(view)))
 
 
-def _is_at_rest(view: SessionView) -> bool:
-    return view.session.state in RESTING_STATES
+async def until_at_rest(
+    engine: Engine, principal: Principal, session_id: SessionId, watch: Watch, seen: SessionView | None, seconds: int
+) -> SessionView:
+    """Return a session when it is at rest, or `seconds` are over; meanwhile its own row is all that is read, however long it is.
+
+    `seen`: what the caller knows of it already, as it is from when it was watched on.
+    """
+
+    async def glance() -> SessionView | None:
+        async with engine.database.snapshot(principal.org) as tx:
+            session = await views.session(tx, principal, session_id)
+            return await views.with_steps(tx, session) if session.state in RESTING_STATES else None
+
+    found = await watch.until(seen or await glance(), glance, _is_at_rest, seconds)
+    return found if found is not None and _is_at_rest(found) else await look(engine, principal, session_id)
+
+
+def _is_at_rest(view: SessionView | None) -> bool:
+    return view is not None and view.session.state in RESTING_STATES
 
 
 @router.post(

@@ -192,8 +192,18 @@ class Forward:
 
         return await self.verbs.on_effect(ask, Wanted(step=step, irreversible=True), decide, render)
 
-    async def fail_session(self, ask: Ask, error: str, named: NamedFailure | None, render: Callable[[SessionView], bytes]) -> Answer:
+    async def fail_session(
+        self,
+        ask: Ask,
+        error: str,
+        named: NamedFailure | None,
+        render: Callable[[SessionView], bytes],
+        *,
+        is_answered_later: bool = False,
+    ) -> Answer:
         """Fail a run: its newest undo is due when this returns. A repeat changes nothing.
+
+        `is_answered_later`: a long session is not read and rendered for an answer that nobody gets.
 
         Raises:
             NotFound: no such session or effect for this caller. Conflict: completed, or `named` contradicts what is known.
@@ -206,7 +216,7 @@ class Forward:
         async def decide(tx: Transaction, draft: Draft, locked: Locked) -> SagaError | None:
             return _fail(draft, await verbs.known(tx, locked), error, named)
 
-        return await self.verbs.on_session(ask, wanted, decide, render, status=202)
+        return await self.verbs.on_session(ask, wanted, decide, None if is_answered_later else render, status=202)
 
     async def complete(self, ask: Ask, render: Callable[[SessionView], bytes]) -> Answer:
         """End a run that went well: nothing can unwind it any more. A repeat changes nothing.

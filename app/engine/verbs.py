@@ -82,9 +82,9 @@ class Verbs:
         return answer
 
     async def on_session(
-        self, ask: Ask, wanted: Wanted, decide: SessionDecision, render: Callable[[SessionView], bytes], *, status: int
+        self, ask: Ask, wanted: Wanted, decide: SessionDecision, render: Callable[[SessionView], bytes] | None, *, status: int
     ) -> Answer:
-        """Run a verb about a session; it is answered with the session as it is then.
+        """Run a verb about a session; it is answered with the session as it is then, or with nothing, where that will be looked at later.
 
         Raises:
             NotFound: no such session for this caller. Stale: another version than the caller saw. SagaError: what the decision refuses.
@@ -101,8 +101,8 @@ class Verbs:
             if not draft.is_empty:
                 written = await write(tx, draft)
             if refusal is None:
-                view = await views.session_view(tx, ask.principal, ask.session_id)
-                answer = await _remember(tx, ask, Answer(status=status, body=render(view)))
+                body = b"" if render is None else render(await views.session_view(tx, ask.principal, ask.session_id))
+                answer = await _remember(tx, ask, Answer(status=status, body=body))
         if written is not None:
             self.events.announce(written)
         if answer is None:

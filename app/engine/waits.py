@@ -13,7 +13,9 @@ from app.engine.clock import Clock
 
 Seen = TypeVar("Seen")
 
-LOOK_SECONDS = 1.0  # how often a waiter looks by itself: what a lost notification may cost
+# When a waiter looks by itself; then after twice as long each time. A lost notification costs as long again as was waited, and a thousand
+# who wait for an hour's work cost the database next to nothing.
+LOOK_SECONDS = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,9 +71,10 @@ class Watch:
 
     async def until(self, seen: Seen, look: Callable[[], Awaitable[Seen]], is_enough: Callable[[Seen], bool], seconds: float) -> Seen:
         """Look again whenever the session has moved, until what is seen is enough, or `seconds` are over; return what was seen last."""
-        ends_at = self.waits.clock.monotonic() + seconds
+        ends_at, patience = self.waits.clock.monotonic() + seconds, LOOK_SECONDS
         while not (is_enough(seen) or self.waits.is_closing) and (left := ends_at - self.waits.clock.monotonic()) > 0:
-            await _wait(self.moved, min(left, LOOK_SECONDS))
+            await _wait(self.moved, min(left, patience))
+            patience *= 2
             self.moved.clear()
             seen = await look()
         return seen

@@ -160,9 +160,13 @@ async def session_view(tx: Transaction, principal: Principal, session_id: Sessio
     Raises:
         NotFound: not there, or not the caller's to see.
     """
-    found = await session(tx, principal, session_id)
+    return await with_steps(tx, await session(tx, principal, session_id))
+
+
+async def with_steps(tx: Transaction, found: Session) -> SessionView:
+    """Return a session whose row was read, with its steps."""
     steps, unreadable = [], []
-    for row in await _step_rows(tx, session_id, None):
+    for row in await _step_rows(tx, found.session_id, None):
         try:
             steps.append(_step_view(row))
         except (KeyError, TypeError, ValueError):  # whoever has to look at the session has to see the rest of it

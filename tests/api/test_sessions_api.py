@@ -3,8 +3,13 @@
 import asyncio
 
 import httpx
+import pytest
 
-from app.domain.model import Role
+from app.domain.model import Principal, Role, Session, SessionId
+from app.storage import views
+from app.storage.batches import MAX_STEPS
+from app.storage.database import Transaction
+from app.storage.views import SessionView
 from tests.factories import JsonObject, Service, do_step, undo_at
 from tests.fakes import FakeEndpoint, Reply
 from tests.probes import PATIENCE_SECONDS, row_counts
@@ -112,6 +117,39 @@ async def test_fail_answers_at_once_or_waits_when_asked(service: Service, endpoi
         answers = await asyncio.gather(*waiting)
     assert {answer.status_code for answer in answers} <= {202, 503}
     assert {answer.json()["state"] for answer in answers if answer.status_code == 202} == {"compensated"}
+
+
+async def test_waiting_reads_no_steps_until_the_session_is_at_rest(
+    service: Service, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a session is and however long it takes, whoever waits reads it once; all is shown then."""
+    whole: list[SessionId] = []
+    glances: asyncio.Queue[SessionId] = asyncio.Queue()
+
+    async def session(tx: Transaction, principal: Principal, session_id: SessionId) -> Session:
+        glances.put_nowait(session_id)
+        return await read_session(tx, principal, session_id)
+
+    async def with_steps(tx: Transaction, found: Session) -> SessionView:
+        whole.append(found.session_id)
+        return await read_steps(tx, found)
+
+    read_session, read_steps = views.session, views.with_steps
+    monkeypatch.setattr(views, "session", session)
+    monkeypatch.setattr(views, "with_steps", with_steps)
+    monkeypatch.setattr("app.engine.waits.LOOK_SECONDS", 0.001)
+    gate = asyncio.Event()
+    endpoint.script("/undo", Reply(gate=gate))
+    for step in range(1, MAX_STEPS + 2):  # more than are decided on together with others
+        await do_step(service.agent, "s", step, endpoint.url("/undo"))
+    waiting = asyncio.create_task(service.agent.fail("s", wait_s=55))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(5):
+            await glances.get()
+        assert whole == []
+        gate.set()
+        answer = (await waiting).json()
+    assert (answer["state"], len(answer["effects"]), whole) == ("compensated", MAX_STEPS + 1, ["s"])
 
 
 async def test_repeat_of_fail_is_harmless_in_every_state(service: Service, endpoint: FakeEndpoint) -> None:

@@ -15,6 +15,7 @@ from app.domain.draft import Changes, Draft
 from app.domain.model import Approval, ApprovalState, EffectId, EffectState, Reversibility, SessionId, SessionState, UndoId
 from app.domain.outcomes import Reported
 from app.domain.sending import Send, Wait
+from app.engine.verbs import Ask
 from app.storage import calls, changes, sessions, views
 from app.storage.changes import Lease
 from app.storage.database import DUE_CHANNEL, MOVED_CHANNEL, Database, Transaction, WriteConflict, listen
@@ -23,6 +24,7 @@ from tests.domain.world import answered, command
 from tests.factories import owner_connection
 from tests.storage.acts import ACME, LEASE, RUN, STEP, agent_of, begin, claim, do_steps, fail, surroundings, undoing, verbs
 
+OTHER = SessionId("run-2")
 TABLES = ("sessions", "effect_log", "approvals", "undo_stack", "outgoing_calls", "journal")
 
 
@@ -228,7 +230,7 @@ async def write_and_abandon(database: Database) -> None:
 
 
 async def test_write_tells_who_waits_and_wakes_the_orchestrator_when_it_commits(database: Database, database_url: str) -> None:
-    """A moved session is named on one channel; a call that nobody works on rings the other; before the commit there is silence."""
+    """A session at rest is named on one channel; a call that nobody works on rings the other; before the commit there is silence."""
     heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
     callbacks = {channel: partial(_hear, heard, channel) for channel in (MOVED_CHANNEL, DUE_CHANNEL)}
     async with listen(database_url, callbacks):
@@ -236,9 +238,11 @@ async def test_write_tells_who_waits_and_wakes_the_orchestrator_when_it_commits(
         with pytest.raises(AbandonedError):
             await write_and_abandon(database)
         await fail(database)
+        await do_steps(database, OTHER, 1)
+        await verbs(database).complete(Ask(principal=agent_of(ACME), session_id=OTHER), lambda _: b"")
         async with asyncio.timeout(10):
             told = {await heard.get(), await heard.get()}
-    assert told == {(MOVED_CHANNEL, "acme/run-1"), (DUE_CHANNEL, "")}
+    assert told == {(MOVED_CHANNEL, f"acme/{OTHER}"), (DUE_CHANNEL, "")}
     assert heard.empty()
 
 
