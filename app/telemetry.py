@@ -67,6 +67,11 @@ LEASES_LOST: Final = Family(
     kind="counter",
     help="Calls that an orchestrator worked on and found to be another's, or recorded already.",
 )
+BUSY: Final = Family(
+    name="countermand_busy_total",
+    kind="counter",
+    help="Requests that were refused, 503 busy, since more waited to be written than could be written soon.",
+)
 SESSIONS: Final = Family(
     name="countermand_sessions",
     kind="gauge",
@@ -130,8 +135,8 @@ BUILD_INFO: Final = Family(
 )
 
 FAMILIES: Final = (
-    TRANSITIONS, HALTS, VERB_SECONDS, ATTEMPTS, ATTEMPT_SECONDS, LEASES_LOST, SESSIONS, OLDEST_SESSION, FIRST_EXPIRY, CALLS_DUE,
-    CALLS_IN_FLIGHT, CIRCUITS_OPEN, PAUSED, CONNECTIONS, DATABASE_UP, BUILD_INFO,
+    TRANSITIONS, HALTS, VERB_SECONDS, ATTEMPTS, ATTEMPT_SECONDS, LEASES_LOST, BUSY, SESSIONS, OLDEST_SESSION, FIRST_EXPIRY,
+    CALLS_DUE, CALLS_IN_FLIGHT, CIRCUITS_OPEN, PAUSED, CONNECTIONS, DATABASE_UP, BUILD_INFO,
 )  # fmt: skip
 
 
@@ -145,7 +150,8 @@ class Telemetry(Collector):
     def __init__(self, *, version: str, schema_revision: str, cells: Cells) -> None:
         """Begin with no series but those without labels."""
         self._cells = cells
-        self._cells.mine((LEASES_LOST.name,))
+        for counter in (LEASES_LOST, BUSY):
+            self._cells.mine((counter.name,))
         self._asked: dict[Series, float] = {(DATABASE_UP.name,): 0}
         self._build_info: Series = (BUILD_INFO.name, version, schema_revision)
 
@@ -180,6 +186,10 @@ class Telemetry(Collector):
     def count_lease_lost(self) -> None:
         """Count a call that turned out to be somebody else's."""
         self._cells.mine((LEASES_LOST.name,))[0] += 1
+
+    def count_busy(self) -> None:
+        """Count a request for which there was no room in the queue."""
+        self._cells.mine((BUSY.name,))[0] += 1
 
     def show_connections(self, pool: str, counts: Mapping[str, int]) -> None:
         """Show a pool's connections by state."""

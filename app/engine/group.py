@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Generic, Protocol, TypeVar
 
 import structlog
@@ -22,7 +23,7 @@ from app.storage.changes import Lease
 from app.storage.database import Database, HeldConnection, StorageUnavailable, Transaction
 
 MAX_PARTS = 64  # in one transaction; past some 32 a part costs the database no less
-MAX_WAITING = 2_000  # parts in all: at a few thousand a second, what is beyond would wait for longer than a caller should
+MAX_WAITING = 2_000  # parts in all, half of them of one org: what is beyond would wait for longer than a caller should
 LANES = 2  # transactions at once: while one waits for its commit to reach the disk, the next is made ready
 
 
@@ -79,6 +80,7 @@ class _Part(Generic[Asked, Sighting]):
     asked: Asked
     decide: Callable[[Sighting], tuple[Draft, Any] | Alone]
     answer: "asyncio.Future[Any]"
+    asked_at: float  # by the loop's clock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class GroupCommit(Generic[Asked, Sighting]):
     _turns: deque[OrgName] = field(default_factory=deque)  # orgs that have something to be taken, each once, in turn
     _busy: dict[OrgName, set[SessionId]] = field(default_factory=dict)  # sessions of a batch in flight: theirs keep their order
     _waiting: int = 0
+    _is_full: bool = False
     _idle: deque["asyncio.Future[None]"] = field(default_factory=deque)
 
     async def ask(
@@ -112,14 +115,23 @@ class GroupCommit(Generic[Asked, Sighting]):
         Raises:
             Unavailable: `busy`, too many are waiting; nothing was done. SagaError: what `decide` refused.
         """
-        if self._waiting >= self.max_waiting:
+        if self._waiting >= self.max_waiting or len(self._queues.get(org, ())) >= self.max_waiting // 2:
+            self._tell_full(org)
             raise Unavailable("busy", f"{self._waiting} requests wait to be written; nothing was done, try again")
-        part: _Part[Asked, Sighting] = _Part(asked=asked, decide=decide, answer=asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        part: _Part[Asked, Sighting] = _Part(asked=asked, decide=decide, answer=loop.create_future(), asked_at=loop.time())
         self._waiting += 1
         self._queues.setdefault(org, deque()).append(part)
         self._offer(org)
         answer: Done[Decided] | Alone = await part.answer
         return answer
+
+    def _tell_full(self, org: OrgName) -> None:
+        """Count a refusal, and log the first of many."""
+        self.events.telemetry.count_busy()
+        if not self._is_full:
+            self._is_full = True
+            _log.warning("queue_full", org=org, waiting=self._waiting)
 
     async def run(self) -> None:
         """Write what is asked until cancelled; who still waits then is cancelled as well."""
@@ -164,6 +176,19 @@ class GroupCommit(Generic[Asked, Sighting]):
                 _refuse(parts, error)
                 self._end(org, parts)
 
+    def _refuse_patient(self, error: SagaError) -> None:
+        """Refuse who has waited for as long as a caller should, rather than let them wait for one more batch to fail."""
+        latest = asyncio.get_running_loop().time() - self.database.patience_seconds
+        for org, queue in list(self._queues.items()):
+            old = list(takewhile(lambda part: part.asked_at <= latest, queue))
+            for _ in old:
+                queue.popleft()
+            self._waiting -= len(old)
+            _refuse(old, error)
+            if not queue:
+                del self._queues[org]
+                self._turns = deque(each for each in self._turns if each != org)
+
     def _offer(self, org: OrgName) -> None:
         """Put an org in turn, unless it is there, and wake a lane."""
         if org not in self._turns:
@@ -197,6 +222,8 @@ class GroupCommit(Generic[Asked, Sighting]):
             del self._queues[org]
         busy.update(part.asked.session_id for part in taken)
         self._waiting -= len(taken)
+        if self._waiting < self.max_waiting // 4:
+            self._is_full = False
         if has_more:
             self._offer(org)
         return taken
@@ -205,8 +232,9 @@ class GroupCommit(Generic[Asked, Sighting]):
         """Run one transaction for these parts, and answer each; tell whether it went well."""
         try:
             answers = await self._write(held, org, parts)
-        except SagaError as error:  # the database is away: that is so for all of them
+        except SagaError as error:  # the database is away: that is so for all of them, and for whoever has waited long enough
             _refuse(parts, error)
+            self._refuse_patient(error)
         except Exception as error:  # noqa: BLE001 - the lane's edge: alone, each part tells by itself what is wrong with it
             _log.info("batch_undone", org=org, parts=len(parts), reason=type(error).__name__)
             _answer(parts, [ALONE] * len(parts))

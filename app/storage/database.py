@@ -103,6 +103,11 @@ class Database:
         self._pool = pool
         self._acquire_seconds = acquire_seconds
 
+    @property
+    def patience_seconds(self) -> float:
+        """How long a caller waits for a connection before being told that there is none."""
+        return self._acquire_seconds
+
     @asynccontextmanager
     async def transaction(self, org: OrgName) -> AsyncIterator[Transaction]:
         """Begin, name the org for row-level security, commit at the end; roll back on any exception.

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
+import structlog
 
 from app.domain.errors import Invalid, SagaError, Unavailable
 from app.domain.intercept import Execute, InterceptCommand
@@ -160,18 +161,49 @@ async def test_others_are_answered_when_one_is_cancelled(database: Database, dat
 
 
 async def test_more_are_sent_away_when_enough_are_waiting(database: Database, database_url: str) -> None:
-    """The queue is bounded: beyond it the answer is 503 with the time to ask again, at once, and nothing was done."""
-    async with grouped(database, max_waiting=2) as forward:
+    """The queue is bounded: beyond it the answer is 503 with the time to ask again, at once, and nothing was done.
+
+    One org has half of it at most, so that its crowd leaves room to the others; it is told once.
+    """
+    async with grouped(database, max_waiting=4) as forward:
+        with structlog.testing.capture_logs() as logs:
+            async with writes_held(database_url):
+                first = intercept(forward, FIRST)
+                await until_held(database_url)
+                waiting: list[asyncio.Task[object]] = []
+                for org in (ACME, BETA):
+                    waiting += [intercept(forward, session_id, org=org) for session_id in OTHERS[:2]]
+                    await asyncio.wait(waiting, timeout=0.05)
+                    with pytest.raises(Unavailable) as refused:
+                        await forward.intercept(agent_of(org), OTHERS[2], call())
+                    assert (refused.value.code, refused.value.retry_after_seconds) == ("busy", 1)
+            decisions = await asyncio.gather(first, *waiting)
+        assert [type(decision) for decision in decisions] == [Execute] * 5
+        assert [line["waiting"] for line in logs if line["event"] == "queue_full"] == [2]
+        assert [type(await intercept(forward, OTHERS[2], org=org)) for org in (ACME, BETA)] == [Execute] * 2, "there is room again"
+
+
+@pytest.mark.parametrize(("patience_seconds", "told"), [(0.0, StorageUnavailable), (60.0, Execute)])
+async def test_who_waited_long_enough_is_told_when_a_batch_fails(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch, patience_seconds: float, told: type
+) -> None:
+    """Nobody waits for one failing batch after another; who came a moment ago is served by the next."""
+    monkeypatch.setattr(Database, "patience_seconds", patience_seconds)
+    async with grouped(database) as forward:
         async with writes_held(database_url):
             first = intercept(forward, FIRST)
             await until_held(database_url)
-            waiting = [intercept(forward, session_id) for session_id in OTHERS[:2]]
+            waiting = [intercept(forward, session_id, org=org) for session_id in OTHERS[:2] for org in (ACME, BETA)]
             await asyncio.wait(waiting, timeout=0.05)
-            with pytest.raises(Unavailable) as refused:
-                await forward.intercept(agent_of(ACME), OTHERS[2], call())
-            assert (refused.value.code, refused.value.retry_after_seconds) == ("busy", 1)
-        await asyncio.gather(first, *waiting)
-        assert isinstance(await intercept(forward, OTHERS[2]), Execute), "there is room again"
+            async with owner_connection(database_url) as owner:
+                await owner.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE NOT granted AND relation = 'journal'::regclass")
+            with pytest.raises(StorageUnavailable):
+                await first
+            answering = asyncio.gather(*waiting, return_exceptions=True)
+            if told is StorageUnavailable:
+                await answering
+        assert [type(answer) for answer in await answering] == [told] * 4
+        assert isinstance(await intercept(forward, FIRST), Execute)
 
 
 async def test_every_call_goes_ahead_when_two_replicas_open_one_session_at_once(database: Database, database_url: str) -> None:
