@@ -16,6 +16,7 @@ from app.engine.events import ORCHESTRATOR
 from app.engine.group import ALONE, Alone, Decided, Done, GroupCommit
 from app.engine.verbs import Answer, Ask, Verbs
 from app.storage import sessions, views
+from app.storage.answers import KeptAnswer
 from app.storage.batches import Asked, Sighting
 from app.storage.database import Database, Transaction
 from app.storage.sessions import Locked, NewSession, Wanted, session_of_new
@@ -102,21 +103,28 @@ class Forward:
         return (draft, decision) if isinstance(decision, Execute) else ALONE
 
     async def _together(
-        self, org: OrgName, asked: Asked, decide: Callable[[Sighting], tuple[Draft, Decided | SagaError] | Alone]
+        self,
+        org: OrgName,
+        asked: Asked,
+        decide: Callable[[Sighting], tuple[Draft, Decided | SagaError] | Alone],
+        keep: Callable[[Done[Decided]], KeptAnswer | None] | None = None,
     ) -> Done[Decided] | Alone:
         """Let a verb that is plain be written with others; ALONE: it was not, and nothing was done."""
-        return ALONE if self.group is None else await self.group.ask(org, asked, decide)
+        return ALONE if self.group is None else await self.group.ask(org, asked, decide, keep)
 
-    async def _whole(self, ask: Ask, decide: Callable[[Draft, Sequence[Reported]], SagaError | None]) -> SessionView | None:
-        """Let a verb about a short and active session, without any question to a person, be written with others, and show the session.
+    async def _whole(
+        self, ask: Ask, decide: Callable[[Draft, Sequence[Reported]], SagaError | None], render: Callable[[SessionView], bytes], status: int
+    ) -> Answer | None:
+        """Let a verb about a short and active session, without any question to a person, be written with others.
 
         None: it was not such a one, and nothing was done.
         """
-        if ask.repeatable is not None:
-            return None
 
-        def decide_whole(sighting: Sighting) -> tuple[Draft, Sighting | SagaError] | Alone:
+        def decide_whole(sighting: Sighting) -> tuple[Draft, Sighting | Answer | SagaError] | Alone:
             locked = verbs.visible(sighting.locked, ask.principal, ask.session_id)
+            before = verbs.replayed(ask, sighting.remembered)
+            if before is not None:
+                return self.verbs.draft(locked, ask.principal), before
             if locked.session.state is not SessionState.ACTIVE:
                 return ALONE
             verbs.check_version(f"session {ask.session_id}", locked.session.version, ask)
@@ -124,11 +132,21 @@ class Forward:
             refusal = decide(draft, [verbs.reported(found) for found in locked.effects])
             return draft, sighting if refusal is None else refusal
 
-        asked = Asked(session_id=ask.session_id, is_whole=True)
-        done = await self._together(ask.principal.org, asked, decide_whole)
-        if isinstance(done, Alone):
-            return None
-        return views.view_of(done.decided, done.changes)
+        answered: Answer | None = None
+
+        def answer(done: Done[Sighting | Answer]) -> Answer:
+            if isinstance(done.decided, Answer):
+                return done.decided
+            return Answer(status=status, body=render(views.view_of(done.decided, done.changes)))
+
+        def keep(done: Done[Sighting | Answer]) -> KeptAnswer | None:
+            nonlocal answered
+            answered = answer(done)
+            return verbs.kept(ask, answered)
+
+        asked = Asked(session_id=ask.session_id, is_whole=True, repeatable=ask.repeatable)
+        done = await self._together(ask.principal.org, asked, decide_whole, None if ask.repeatable is None else keep)
+        return None if isinstance(done, Alone) else answered or answer(done)
 
     async def _intercept_alone(self, principal: Principal, session_id: SessionId, command: InterceptCommand) -> Decision:
         wanted = Wanted(step=command.step_index, request_key=command.request_key, tool=command.tool)
@@ -154,11 +172,12 @@ class Forward:
             NotFound: no such effect for this caller. Forbidden: an operator it was not released to. Conflict: too late, or it contradicts
                 what is known.
         """
-        if ask.repeatable is None and ask.principal.role is Role.AGENT:
-            asked = Asked(session_id=ask.session_id, wanted=Wanted(step=step))
-            committed = await self._together(ask.principal.org, asked, partial(self._decide_commit, ask, step, result))
+        if ask.principal.role is Role.AGENT:
+            asked = Asked(session_id=ask.session_id, wanted=Wanted(step=step), repeatable=ask.repeatable)
+            decide_commit = partial(self._decide_commit, ask, step, result, render)
+            committed = await self._together(ask.principal.org, asked, decide_commit, lambda done: verbs.kept(ask, done.decided))
             if not isinstance(committed, Alone):
-                return Answer(status=200, body=render(committed.decided))
+                return committed.decided
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked, seen: Reported) -> Reported | SagaError:
             del seen
@@ -167,13 +186,19 @@ class Forward:
 
         return await self.verbs.on_effect(ask, Wanted(step=step), decide, render)
 
-    def _decide_commit(self, ask: Ask, step: StepIndex, result: bytes, sighting: Sighting) -> tuple[Draft, Reported | SagaError]:
+    def _decide_commit(
+        self, ask: Ask, step: StepIndex, result: bytes, render: Callable[[Reported], bytes], sighting: Sighting
+    ) -> tuple[Draft, Answer | SagaError]:
         """Decide about the report of a call that nobody had to approve; a refusal may leave evidence, so it goes the same way."""
         locked = verbs.visible(sighting.locked, ask.principal, ask.session_id)
+        draft = self.verbs.draft(locked, ask.principal)
+        before = verbs.replayed(ask, sighting.remembered)
+        if before is not None:
+            return draft, before
         found = verbs.effect_at(locked, step)
         verbs.check_version(f"step {step}", found.effect.version, ask)
-        draft = self.verbs.draft(locked, ask.principal)
-        return draft, outcomes.commit(draft, verbs.reported(found), result)
+        decided = outcomes.commit(draft, verbs.reported(found), result)
+        return draft, decided if isinstance(decided, SagaError) else Answer(status=200, body=render(decided))
 
     async def fail_effect(self, ask: Ask, step: StepIndex, report: FailReport, render: Callable[[Reported], bytes]) -> Answer:
         """Take the report that one call failed; the session goes on.
@@ -208,9 +233,9 @@ class Forward:
         Raises:
             NotFound: no such session or effect for this caller. Conflict: completed, or `named` contradicts what is known.
         """
-        decided = await self._whole(ask, lambda draft, seen: _fail(draft, seen, error, named))
-        if decided is not None:
-            return Answer(status=202, body=render(decided))
+        answered = await self._whole(ask, lambda draft, seen: _fail(draft, seen, error, named), render, 202)
+        if answered is not None:
+            return answered
         wanted = Wanted(step=named.step_index if named else None, open=True, top=True, irreversible=named is not None)
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked) -> SagaError | None:
@@ -224,9 +249,9 @@ class Forward:
         Raises:
             NotFound: no such session for this caller. Conflict: something is not settled, or the run has failed.
         """
-        decided = await self._whole(ask, outcomes.complete)
-        if decided is not None:
-            return Answer(status=200, body=render(decided))
+        answered = await self._whole(ask, outcomes.complete, render, 200)
+        if answered is not None:
+            return answered
 
         async def decide(tx: Transaction, draft: Draft, locked: Locked) -> SagaError | None:
             return outcomes.complete(draft, await verbs.known(tx, locked))

@@ -18,7 +18,9 @@ from app.domain.draft import Changes, Draft
 from app.domain.errors import SagaError, Unavailable
 from app.domain.model import OrgName, SessionId
 from app.engine.events import Events
+from app.storage import answers as storage_answers
 from app.storage import changes as storage_changes
+from app.storage.answers import KeptAnswer
 from app.storage.changes import Lease
 from app.storage.database import Database, HeldConnection, StorageUnavailable, Transaction
 
@@ -79,6 +81,7 @@ class _Part(Generic[Asked, Sighting]):
 
     asked: Asked
     decide: Callable[[Sighting], tuple[Draft, Any] | Alone]
+    keep: Callable[[Done[Any]], KeptAnswer | None] | None
     answer: "asyncio.Future[Any]"
     asked_at: float  # by the loop's clock
 
@@ -105,12 +108,17 @@ class GroupCommit(Generic[Asked, Sighting]):
     _idle: deque["asyncio.Future[None]"] = field(default_factory=deque)
 
     async def ask(
-        self, org: OrgName, asked: Asked, decide: Callable[[Sighting], tuple[Draft, Decided | SagaError] | Alone]
+        self,
+        org: OrgName,
+        asked: Asked,
+        decide: Callable[[Sighting], tuple[Draft, Decided | SagaError] | Alone],
+        keep: Callable[[Done[Decided]], KeptAnswer | None] | None = None,
     ) -> Done[Decided] | Alone:
         """Decide with the session locked, write what was decided, and return the decision once that is committed.
 
         `decide` gets what was found; it returns the draft with the decision, or with a refusal that leaves evidence, says that it needs
-        more than that, or raises a refusal with which nothing is written. It must not wait for anything.
+        more than that, or raises a refusal with which nothing is written. It must not wait for anything. `keep` says what of it is to be
+        remembered for a repeat of the request, in the same transaction.
 
         Raises:
             Unavailable: `busy`, too many are waiting; nothing was done. SagaError: what `decide` refused.
@@ -119,7 +127,7 @@ class GroupCommit(Generic[Asked, Sighting]):
             self._tell_full(org)
             raise Unavailable("busy", f"{self._waiting} requests wait to be written; nothing was done, try again")
         loop = asyncio.get_running_loop()
-        part: _Part[Asked, Sighting] = _Part(asked=asked, decide=decide, answer=loop.create_future(), asked_at=loop.time())
+        part: _Part[Asked, Sighting] = _Part(asked=asked, decide=decide, keep=keep, answer=loop.create_future(), asked_at=loop.time())
         self._waiting += 1
         self._queues.setdefault(org, deque()).append(part)
         self._offer(org)
@@ -261,6 +269,7 @@ class GroupCommit(Generic[Asked, Sighting]):
         ordered = sorted(parts, key=lambda part: part.asked.session_id)
         answers: dict[int, Any] = {}
         written: list[Changes] = []
+        kept: list[KeptAnswer] = []
         with suppress(_NothingWritten):
             async with held.transaction(org) as tx:
                 sightings = await self.lock(tx, [part.asked for part in ordered])
@@ -268,9 +277,13 @@ class GroupCommit(Generic[Asked, Sighting]):
                     answers[id(part)], changes = _decide(part, sighting)
                     if changes is not None:
                         written.append(changes)
-                if not written:
+                    kept += _kept(part, answers[id(part)])
+                if not (written or kept):
                     raise _NothingWritten
-                await storage_changes.write(tx, written, lease=self.lease)
+                if written:
+                    await storage_changes.write(tx, written, lease=self.lease)
+                if kept:
+                    await storage_answers.keep_many(tx, kept)
         for changes in written:
             self.events.announce(changes)
         return [answers[id(part)] for part in parts]
@@ -291,6 +304,12 @@ def _decide(part: _Part[Asked, Sighting], sighting: Sighting) -> tuple[Any, Chan
     draft, answer = decided
     changes = None if draft.is_empty else draft.changes()
     return (answer if isinstance(answer, SagaError) else Done(answer, changes)), changes
+
+
+def _kept(part: _Part[Any, Any], answer: object) -> list[KeptAnswer]:
+    """Return what is to be remembered of an answer, which is at most one."""
+    kept = part.keep(answer) if part.keep is not None and isinstance(answer, Done) else None
+    return [] if kept is None else [kept]
 
 
 def _answer(parts: Sequence[_Part[Any, Any]], answers: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from app.domain.outcomes import MOVABLE_OUTCOMES, Reported
 from app.engine.events import Events
 from app.storage import answers, calls, sessions, views
 from app.storage import changes as storage_changes
-from app.storage.answers import RepeatableRequest
+from app.storage.answers import KeptAnswer, RememberedAnswer, RepeatableRequest
 from app.storage.database import Database, Transaction
 from app.storage.sessions import Locked, LockedEffect, Wanted
 from app.storage.views import SessionView
@@ -184,17 +184,33 @@ async def known(tx: Transaction, locked: Locked) -> list[Reported]:
 async def _replay(tx: Transaction, ask: Ask) -> Answer | None:
     if ask.repeatable is None:
         return None
-    remembered = await answers.find(tx, ask.session_id, ask.repeatable)
-    if remembered is None:
+    return replayed(ask, await answers.find(tx, ask.session_id, ask.repeatable))
+
+
+def replayed(ask: Ask, remembered: RememberedAnswer | None) -> Answer | None:
+    """Return the answer that the same request had before.
+
+    Raises:
+        Invalid: `key_reused`, the key belongs to another request.
+    """
+    if ask.repeatable is None or remembered is None:
         return None
     if remembered.request_sha256 != ask.repeatable.sha256:
         raise Invalid("key_reused", "this Idempotency-Key belongs to another request of the same method and path")
     return Answer(status=remembered.status, body=remembered.body, is_replayed=True)
 
 
+def kept(ask: Ask, answer: Answer) -> KeptAnswer | None:
+    """Return what is to be remembered for a repeat of the request; None where it does not name itself, or is a repeat."""
+    if ask.repeatable is None or answer.is_replayed:
+        return None
+    return KeptAnswer(session_id=ask.session_id, request=ask.repeatable, status=answer.status, body=answer.body)
+
+
 async def _remember(tx: Transaction, ask: Ask, answer: Answer) -> Answer:
-    if ask.repeatable is not None:
-        await answers.keep(tx, ask.session_id, ask.repeatable, answer.status, answer.body)
+    to_keep = kept(ask, answer)
+    if to_keep is not None:
+        await answers.keep_many(tx, [to_keep])
     return answer
 
 

@@ -9,7 +9,8 @@ from asyncpg import Record
 from app.domain.circuits import NOTHING_HELD, Held
 from app.domain.model import SessionId
 from app.domain.tools import Tool
-from app.storage import destinations
+from app.storage import answers, destinations
+from app.storage.answers import RememberedAnswer, RepeatableRequest
 from app.storage.database import Transaction
 from app.storage.rows import effect_of, session_of, tool_of, undo_entry_of
 from app.storage.sessions import Locked, LockedEffect, Wanted
@@ -20,11 +21,15 @@ MAX_STEPS = 32  # of a session that is read whole; a longer one is decided on by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A session, and what a decision about it wants: of `wanted` the `step`, `request_key` and `tool`, or, `is_whole`, every step."""
+    """A session, and what a decision about it wants: of `wanted` the `step`, `request_key` and `tool`, or, `is_whole`, every step.
+
+    `repeatable` names the request, so that a repeat is known.
+    """
 
     session_id: SessionId
     wanted: Wanted = NOTHING
     is_whole: bool = False
+    repeatable: RepeatableRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +38,7 @@ class Sighting:
 
     `locked` None: it is not there, or, where `is_held`, somebody else has its lock, or had it a moment ago. `has_more`: the step has a
     question to a person, something is kept under the request's key, or there are more steps: more than comes along here. `held` is what
-    keeps calls of the org from being sent, known where a session was asked for whole.
+    keeps calls of the org from being sent, known where a session was asked for whole. `remembered`: what the request was answered before.
     """
 
     locked: Locked | None
@@ -42,6 +47,7 @@ class Sighting:
     is_held: bool
     has_more: bool
     held: Held = NOTHING_HELD
+    remembered: RememberedAnswer | None = None
 
 
 # For each session that is asked for, in the order of their ids: its row, locked unless somebody has it, and what belongs to the step.
@@ -127,7 +133,19 @@ async def lock_steps(tx: Transaction, asked: Sequence[Asked]) -> list[Sighting]:
         [(one.session_id, one.wanted.step, one.wanted.request_key, one.wanted.tool) for one in asked],
     )
     sightings = [_sighting(tx, one, row) for one, row in zip(asked, rows, strict=True)]
+    if any(one.repeatable for one in asked):
+        sightings = await _with_answers(tx, asked, sightings)
     return await _with_steps(tx, asked, sightings) if any(one.is_whole for one in asked) else sightings
+
+
+async def _with_answers(tx: Transaction, asked: Sequence[Asked], sightings: Sequence[Sighting]) -> list[Sighting]:
+    """Return the sightings with what was answered to those who ask again; the locks are held by now, so twins have waited."""
+    named = [(one.session_id, one.repeatable) for one in asked if one.repeatable is not None]
+    found = await answers.find_many(tx, named)
+    return [
+        seen if one.repeatable is None or one.session_id not in found else replace(seen, remembered=found[one.session_id])
+        for one, seen in zip(asked, sightings, strict=True)
+    ]
 
 
 def _sighting(tx: Transaction, asked: Asked, row: Record) -> Sighting:

@@ -240,6 +240,17 @@ WHERE NOT EXISTS (
 )
 RETURNING c.org, c.destination;
 
+-- FIND_ANSWERS_SQL
+SELECT asked.session_id, found.request_sha256, found.status, found.body
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[]) AS asked (session_id, subject, request, request_key)
+CROSS JOIN LATERAL (
+  SELECT request_sha256, status, body
+  FROM remembered_answers
+  WHERE org = $1 AND session_id = asked.session_id AND subject = asked.subject AND request = asked.request
+    AND request_key = asked.request_key
+  LIMIT 1
+) AS found;
+
 -- FIND_ANSWER_SQL
 SELECT request_sha256, status, body
 FROM remembered_answers
@@ -302,9 +313,11 @@ SELECT
   ARRAY(SELECT destination FROM circuits WHERE org = $1) AS circuits,
   ARRAY(SELECT coalesce(destination, '') FROM pauses WHERE org = $1 OR org IS NULL) AS pauses;
 
--- KEEP_ANSWER_SQL
+-- KEEP_ANSWERS_SQL
 INSERT INTO remembered_answers (org, session_id, subject, request, request_key, request_sha256, status, body)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+SELECT $1::org_name, session_id, subject, request, request_key, request_sha256, status, body
+FROM unnest($2::text[], $3::text[], $4::text[], $5::text[], $6::bytea[], $7::integer[], $8::bytea[])
+  AS kept (session_id, subject, request, request_key, request_sha256, status, body)
 RETURNING request_key;
 
 -- LEASE_SQL

@@ -1,8 +1,10 @@
 """Group commit: what is asked while a write is in flight shares the next transaction, and nothing else. Must not measure speed."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -11,15 +13,16 @@ import structlog
 from app.domain.errors import Invalid, SagaError, Unavailable
 from app.domain.intercept import Execute, InterceptCommand
 from app.domain.model import OrgName, SessionId, StepIndex
-from app.engine.forward import Forward
+from app.engine.forward import Forward, SessionOptions
 from app.engine.group import GroupCommit
-from app.engine.verbs import Ask, Verbs
+from app.engine.verbs import Answer, Ask, Verbs
 from app.storage import batches
+from app.storage.answers import RepeatableRequest
 from app.storage.database import Database, StorageUnavailable, open_database
 from tests.domain.world import command, new_compensation
 from tests.factories import new_events, owner_connection
 from tests.probes import fetch
-from tests.storage.acts import ACME, BETA, RESULT, RULES, agent_of
+from tests.storage.acts import ACME, BETA, RESULT, RULES, STEP, agent_of
 
 FIRST = SessionId("first")
 OTHERS = [SessionId(f"other-{index}") for index in range(5)]
@@ -270,6 +273,65 @@ async def test_reports_share_a_transaction_and_each_has_its_own_answer(database:
                 await task
             assert refused.value.code == code
     assert len(set(await transactions_of(database_url, [OTHERS[0], OTHERS[2]]))) == 1
+
+
+def keyed(session_id: SessionId, request: str, key: str, sha256: bytes = bytes(32)) -> Ask:
+    """Return a request that names itself."""
+    principal = agent_of(ACME)
+    repeatable = RepeatableRequest(subject=principal.subject, request=request, key=key, sha256=sha256)
+    return Ask(principal=principal, session_id=session_id, repeatable=repeatable)
+
+
+async def test_named_reports_share_a_transaction_and_have_their_first_answer_again(database: Database, database_url: str) -> None:
+    """A key costs a report neither its place in the batch nor its answer: repeated with others, it changes nothing any more."""
+
+    def reports(forward: Forward, key: str, sha256: bytes) -> list[Coroutine[object, object, Answer]]:
+        commit, fail, complete = (keyed(OTHERS[at], verb, key, sha256) for at, verb in enumerate(("commit", "fail", "complete")))
+        return [
+            forward.commit(commit, STEP, RESULT, lambda _: b"committed"),
+            forward.fail_session(fail, "it broke", None, lambda view: view.session.state.encode()),
+            forward.complete(complete, lambda view: view.session.state.encode()),
+        ]
+
+    async def together(forward: Forward, key: str, sha256: bytes = bytes(32)) -> list[Answer | BaseException]:
+        async with writes_held(database_url):
+            first = intercept(forward, SessionId(f"before-{key}-{sha256[0]}-{uuid4()}"))
+            await until_held(database_url)
+            tasks = [asyncio.create_task(report) for report in reports(forward, key, sha256)]
+            await asyncio.wait(tasks, timeout=0.1)
+        await first
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    async with grouped(database) as forward:
+        await asyncio.gather(*(intercept(forward, session_id) for session_id in OTHERS[:2]))
+        await forward.open(agent_of(ACME), OTHERS[2], SessionOptions())
+        told = await together(forward, "k")
+        assert told == [Answer(status=200, body=b"committed"), Answer(status=202, body=b"failed"), Answer(status=200, body=b"completed")]
+        assert len(set(await transactions_of(database_url, OTHERS[:3]))) == 1
+        before = await fetch(database_url, "SELECT session_id, version, revision FROM sessions WHERE session_id LIKE 'other-%' ORDER BY 1")
+        assert await together(forward, "k") == [replace(answer, is_replayed=True) for answer in told if isinstance(answer, Answer)]
+        reused = await together(forward, "k", bytes([1]) * 32)
+        assert [getattr(refusal, "code", refusal) for refusal in reused] == ["key_reused"] * 3
+        after = await fetch(database_url, "SELECT session_id, version, revision FROM sessions WHERE session_id LIKE 'other-%' ORDER BY 1")
+    assert after == before
+    assert len(await fetch(database_url, "SELECT FROM remembered_answers")) == 3
+
+
+async def test_twins_of_a_named_report_have_one_answer_when_they_come_at_once(database: Database, database_url: str) -> None:
+    """The later one finds what the earlier was answered; of two replicas, too."""
+    async with grouped(database) as here, grouped(database) as there:
+        await intercept(here, FIRST)
+        async with writes_held(database_url):
+            twins = [
+                asyncio.create_task(forward.commit(keyed(FIRST, "commit", "k"), STEP, RESULT, lambda _: b"committed"))
+                for forward in (here, here, there)
+            ]
+            await until_held(database_url)
+            await asyncio.wait(twins, timeout=0.1)
+        answers = await asyncio.gather(*twins)
+    assert sorted(answer.is_replayed for answer in answers) == [False, True, True]
+    assert {answer.body for answer in answers} == {b"committed"}
+    assert len(await fetch(database_url, "SELECT FROM journal WHERE kind = 'EXECUTED'")) == 1
 
 
 async def test_nothing_stays_of_a_batch_when_it_ends_in_the_middle(database: Database, database_url: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.domain.model import Reversibility, Role, SessionState, StepIndex
 from app.domain.tools import Definition, Tool
 from app.storage import answers, circuits, pauses, tools
-from app.storage.answers import RepeatableRequest
+from app.storage.answers import KeptAnswer, RepeatableRequest
 from app.storage.database import Database, StorageUnavailable, open_database
 from tests.domain.world import command
 from tests.factories import make_principal_key, owner_connection
@@ -49,7 +49,7 @@ async def fill(database: Database, database_url: str) -> None:
             definition = Definition(reversibility=Reversibility.READ_ONLY)
             await tools.add(tx, Tool(name="get_order", version=1, definition=definition), "root-1", is_deleted=False)
             request = RepeatableRequest(subject="robot-1", request="POST /v1/x", key="k-1", sha256=bytes(32))
-            await answers.keep(tx, RUN, request, 200, b"{}")
+            await answers.keep_many(tx, [KeptAnswer(session_id=RUN, request=request, status=200, body=b"{}")])
             await circuits.open_circuit(tx, DESTINATION, 1.0, "http 503")
             await pauses.pause(tx, DESTINATION, "operator:o", "moving")
 
