@@ -129,6 +129,9 @@ SELECT
   CASE WHEN NOT is_open THEN registered_at END, CASE WHEN NOT is_open THEN 'boss-1' END
 FROM effect_log, LATERAL (SELECT step_index = 3 AND session_id LIKE '%7') AS question (is_open);
 
+INSERT INTO remembered_answers (org, session_id, subject, request, request_key, request_sha256, status, body)
+SELECT org, session_id, 'robot-1', 'POST /v1/x', 'key-' || step_index, payload_sha256, 200, '{}' FROM effect_log;
+
 INSERT INTO undo_stack (org, session_id, stack_position, undo_id, state, compensation, by_hand, registered_at)
 SELECT org, session_id, step_index, gen_random_uuid(), 'pending', '{}', false, now() FROM effect_log;
 
@@ -225,6 +228,10 @@ HOT: dict[str, tuple[str, set[str]]] = {
         "'acme', '{\"(run-7,3,key-3,issue_credit)\",\"(run-9,2,key-2,issue_credit)\"}'",
         {"sessions_pkey", "effect_log_pkey", "effect_log_by_request_key", "undo_stack_pkey", "approvals_pkey", "tools_pkey"},
     ),
+    "FIND_ANSWERS_SQL": (
+        "'acme', '{run-7,run-9}', '{robot-1,robot-1}', '{POST /v1/x,POST /v1/x}', '{key-3,key-2}'",
+        {"remembered_answers_pkey"},
+    ),
     "LOCK_CALLS_SQL": (f"{RUN_7}, '{{%call%}}'", {"outgoing_calls_pkey", "outgoing_calls_by_step"}),
     "POSITION_SQL": (f"{RUN_7}, '%call%'", {"undo_stack_pkey"}),
     "APPROVED_SQL": (f"{RUN_7}, 3", {"journal_decisions", "sessions_pkey", "journal_pkey"}),
@@ -278,6 +285,7 @@ FEW = {
         "LOCK_UNDOS_SQL",
         "LOCK_STEPS_SQL",
         "ALL_STEPS_SQL",
+        "FIND_ANSWERS_SQL",
         "WRITE_SQL",
         "APPROVED_SQL",
         "SESSION_SQL",
