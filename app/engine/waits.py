@@ -3,13 +3,14 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeVar
 
 from app.domain.model import OrgName, SessionId
 from app.engine.clock import Clock
+from app.storage.database import StorageUnavailable
 
 Seen = TypeVar("Seen")
 
@@ -76,7 +77,8 @@ class Watch:
             await _wait(self.moved, min(left, patience))
             patience *= 2
             self.moved.clear()
-            seen = await look()
+            with suppress(StorageUnavailable):  # nothing was seen: that is no reason to wait no longer
+                seen = await look()
         return seen
 
 

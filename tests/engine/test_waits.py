@@ -9,6 +9,7 @@ from app.domain.model import OrgName, SessionId
 from app.engine import waits
 from app.engine.clock import SystemClock
 from app.engine.waits import Waits
+from app.storage.database import StorageUnavailable
 
 ORG, SESSION = OrgName("acme"), SessionId("s")
 
@@ -47,6 +48,20 @@ async def test_waiter_looks_less_and_less_often_when_nothing_is_heard(clock: Pas
     """After a second, then after twice as long each time, and at the end."""
     seen = await Waits(clock=clock).until(ORG, SESSION, clock.look, lambda _: False, 55)
     assert (clock.looks, seen) == ([0, 1, 3, 7, 15, 31, 55], 7)
+
+
+async def test_waiter_waits_on_when_it_cannot_look(clock: PassingClock) -> None:
+    """A database that is away for a moment ends nobody's wait, and what was seen before stands."""
+
+    async def look() -> int:
+        if await clock.look() in {2, 3}:
+            raise StorageUnavailable("storage_unavailable", "away")
+        return len(clock.looks)
+
+    assert await Waits(clock=clock).until(ORG, SESSION, look, lambda seen: seen > 1, 55) == 4
+    assert clock.looks == [0, 1, 3, 7]
+    clock.looks.clear()
+    assert await Waits(clock=clock).until(ORG, SESSION, look, lambda seen: seen > 3, 2) == 1
 
 
 async def test_waiter_looks_at_once_when_told(clock: PassingClock) -> None:
