@@ -34,6 +34,7 @@ SCENARIOS: Mapping[str, Callable[[Stage, Findings], None]] = {
     "growth": growth.measure,
     "workers": workers.measure,
 }
+COMPARING = frozenset({"sagas", "undos"})  # the others need nothing of what is installed for that
 
 
 def main() -> int:
@@ -63,7 +64,7 @@ def main() -> int:
 
 
 def _run(options: Options, directory: Path, names: Sequence[str]) -> Findings:
-    comparison = environment.prepare()
+    comparison = comparison_for(names)
     findings = Findings(
         machine={**machine.describe(directory), "comparison": comparison.versions},
         options={"rounds": options.rounds, "seconds": options.seconds, "share_of_data": options.share, "scenarios": list(names)},
@@ -80,6 +81,11 @@ def _run(options: Options, directory: Path, names: Sequence[str]) -> Findings:
                 findings.faults.append(f"{name}: {fault}")
             _say(f"{name} took {monotonic() - began_at:.0f} s")
     return findings
+
+
+def comparison_for(names: Sequence[str]) -> environment.Comparison:
+    """Make what these scenarios compare with, if any of them does."""
+    return environment.none() if COMPARING.isdisjoint(names) else environment.prepare()
 
 
 def _arguments() -> argparse.Namespace:

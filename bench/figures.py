@@ -175,7 +175,7 @@ def _line(row: Row) -> str:
 
 def _hidden(rows: Sequence[Row]) -> list[str]:
     """Return what figures hide, each once: of a ratio by the other side, of another figure by its name."""
-    told = {row.hides: f"what is over {row.versus}" if row.versus else row.name.partition(",")[0] for row in reversed(rows)}
+    told = {row.hides: f"what is over {row.versus}" if row.versus else row.name.partition(", ")[0] for row in reversed(rows)}
     return [f"- {figure} hides: {hides}" for hides, figure in reversed(told.items())]
 
 

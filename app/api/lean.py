@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import errors
 from app.api.dependencies import Caller, Engine, is_bare_key, traceparent_of
-from app.api.strict_json import BODY_SECONDS, Received, is_session_id
+from app.api.strict_json import Received, is_session_id
 from app.domain.errors import SagaError
 from app.domain.json_text import JsonFault, parse
 from app.domain.model import MAX_STEP_INDEX, Role, SessionId, StepIndex
@@ -27,11 +27,13 @@ from app.engine.clock import Clock
 from app.telemetry import Telemetry
 
 MAX_LEAN_BYTES: Final = 16_384  # a larger body costs what it costs; the routes count its bytes
+LATE_SECONDS: Final = 0.25  # for the body to begin: it comes with its head nearly always, and the route waits for one that does not
 
 # Beside these, what a client of HTTP sends of itself changes nothing about what a verb means.
 _NOT_PLAIN = frozenset({b"content-encoding", b"if-match", b"transfer-encoding", b"expect", b"range"})
 _ONCE = frozenset({b"authorization", b"content-type", b"content-length", b"idempotency-key", b"traceparent"})
 
+_JSON = re.compile(rb'application/json(?:; ?charset=(?:utf-8|"utf-8"))?', re.IGNORECASE)  # of what `strict_json` takes, what clients send
 _WAIT_S = re.compile(rb"wait_s=([0-9]|[1-4][0-9]|5[0-5])")  # `sessions.WaitSeconds`, in its plain spelling
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -152,7 +154,7 @@ def _heads(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[bytes, bytes] | No
         elif name in _NOT_PLAIN:
             return None
     length = found.get(b"content-length", b"")
-    if found.get(b"content-type") != b"application/json" or not length.isdigit() or len(length) > len(str(MAX_LEAN_BYTES)):
+    if _JSON.fullmatch(found.get(b"content-type", b"")) is None or not length.isdigit() or len(length) > len(str(MAX_LEAN_BYTES)):
         return None
     return found if int(length) <= MAX_LEAN_BYTES else None
 
@@ -173,9 +175,12 @@ def _caller(engine: Engine, path: str, verb: LeanVerb[Any], heads: Mapping[bytes
 
 
 async def _take(receive: Receive) -> list[Message]:
-    """Take the body's first message, in which a short body is whole; one that is late is left to the route, which says so."""
+    """Take the body's first message, in which a short body is whole; one that is late is left to the route, and to its bound.
+
+    A `receive` that is cancelled has taken nothing.
+    """
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(LATE_SECONDS):
             return [await receive()]
     except TimeoutError:
         return []

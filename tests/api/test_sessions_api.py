@@ -8,7 +8,7 @@ import pytest
 from app.domain.model import Principal, Role, Session, SessionId
 from app.storage import views
 from app.storage.batches import MAX_STEPS
-from app.storage.database import Transaction
+from app.storage.database import StorageUnavailable, Transaction
 from app.storage.views import SessionView
 from tests.factories import JsonObject, Service, do_step, undo_at
 from tests.fakes import FakeEndpoint, Reply
@@ -150,6 +150,33 @@ async def test_waiting_reads_no_steps_until_the_session_is_at_rest(
         gate.set()
         answer = (await waiting).json()
     assert (answer["state"], len(answer["effects"]), whole) == ("compensated", MAX_STEPS + 1, ["s"])
+
+
+async def test_waiting_goes_on_when_the_database_cannot_answer_for_a_moment(
+    service: Service, endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that is recorded is waited for until the time is over; what cannot be told even then is not."""
+    looks = 0
+
+    async def session(tx: Transaction, principal: Principal, session_id: SessionId) -> Session:
+        nonlocal looks
+        looks += 1
+        if looks in {2, 3}:
+            raise StorageUnavailable("storage_unavailable", "the database cannot answer now; try again")
+        if looks > 3:
+            gate.set()
+        return await read_session(tx, principal, session_id)
+
+    read_session, gate = views.session, asyncio.Event()
+    endpoint.script("/undo", Reply(gate=gate))
+    await do_step(service.agent, "s", 1, endpoint.url("/undo"))
+    (await service.agent.fail("s")).raise_for_status()
+    await endpoint.wait_for_requests(1)
+    monkeypatch.setattr("app.engine.waits.LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(views, "session", session)
+    answer = await service.agent.fail("s", wait_s=55)
+    assert (answer.status_code, answer.json()["state"]) == (202, "compensated")
+    assert looks > 3
 
 
 async def test_repeat_of_fail_is_harmless_in_every_state(service: Service, endpoint: FakeEndpoint) -> None:

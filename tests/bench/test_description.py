@@ -1,13 +1,14 @@
 """What docs/performance.md says of the bench is what the bench does. Must not run it."""
 
 import re
+import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from bench import yardstick
-from bench.__main__ import SCENARIOS
+from bench.__main__ import COMPARING, SCENARIOS
 from bench.agents import STEPS_OF_A_RUN
 from bench.environment import LOCK, RESTATE_VERSION
 from bench.figures import Target
@@ -26,6 +27,12 @@ LINES = dict(re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", DESCRIPTION, re.MULTILIN
 def test_every_scenario_is_described_when_it_can_be_run() -> None:
     """Whoever reads a figure finds how it came about."""
     assert list(LINES) == list(SCENARIOS)
+
+
+def test_scenarios_compare_when_they_look_at_what_is_installed() -> None:
+    """What no scenario of a run needs is not installed for it, and what one needs is."""
+    sources = {name: Path(str(sys.modules[measure.__module__].__file__)).read_text(encoding="utf-8") for name, measure in SCENARIOS.items()}
+    assert {name for name, source in sources.items() if "stage.comparison" in source} == COMPARING
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,20 @@ def test_table_has_figure_target_verdict_and_what_is_hidden_when_it_is_printed()
     assert "- left out: Restate: no npm" in printed
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("memory per 1,000 sessions awaiting approval", "memory per 1,000 sessions awaiting approval"),
+        ("intercept at 1,000 requests/s, p99", "intercept at 1,000 requests/s"),
+        ("pairs", "pairs"),
+    ],
+)
+def test_what_a_figure_hides_is_told_by_its_name_when_it_has_no_other_side(name: str, told: str) -> None:
+    """A number keeps its commas; which percentile it is makes no difference to what is hidden."""
+    printed = table(findings(Row(name=name, unit="ms", values=[1.0], hides="the rest")))
+    assert f"\n- {told} hides: the rest\n" in printed
+
+
 def test_json_has_every_round_when_it_is_written() -> None:
     """What was measured can be judged again by other arithmetic."""
     written = json.loads(json.dumps(as_json(findings(row([100, 120, 110], [200, 200, 200], Target(value=0.6))))))

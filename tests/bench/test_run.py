@@ -10,6 +10,7 @@ import pytest
 from app.cli import keys
 from app.domain.model import Role
 from bench import environment, filling
+from bench.__main__ import comparison_for
 from bench.figures import Findings
 from bench.scenarios import first_undo, pair
 from bench.stage import ORG, Options, Stage
@@ -22,6 +23,15 @@ def stage(cluster_url: str, tmp_path: Path) -> Iterator[Stage]:
     """Set up on the test process's own Postgres, with nothing to compare with."""
     with Stage(options=MOMENT, directory=tmp_path, cluster_url=cluster_url, comparison=environment.none()).part() as part:
         yield part
+
+
+def test_nothing_is_installed_when_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a scenario that compares looks for what there is to compare with."""
+    monkeypatch.setattr(environment, "FOLDER", tmp_path)
+    monkeypatch.setattr(environment, "LOCK", tmp_path / "nowhere")  # whoever looks for it fails at once
+    assert comparison_for(["pair", "memory"]) == environment.none()
+    with pytest.raises(FileNotFoundError):
+        comparison_for(["pair", "sagas"])
 
 
 def test_pairs_are_compared_with_the_yardstick_when_the_bench_runs(stage: Stage) -> None:
