@@ -23,6 +23,7 @@ POOL = 16  # connections of each replica: what can wait for a lock at once
 TIME_LEFT_SECONDS = 0.5  # for a request to begin to wait before its time is over
 BATCHES = 40
 ROUNDS_PER_BATCH = 6
+FIRST_FAILURES = 4  # in one of so many sessions the failure waits first
 
 # As any writer does: whoever waits reads again what was written meanwhile.
 MOVE_EXPIRY_SQL = """
@@ -265,10 +266,15 @@ async def test_one_decision_is_taken_when_all_verbs_wait_for_one_lock(services: 
 
 
 async def _race(replicas: list[Service], names: list[str], dice: Random) -> dict[str, dict[str, httpx.Response]]:
-    """Let all verbs of some sessions meet at held locks; their time is over long ago, in an hour, or in a moment."""
+    """Let all verbs of some sessions meet at held locks; their time is over long ago, in an hour, or in a moment.
+
+    A failure tries to go with others before it waits for a lock; so some of them are the first to wait.
+    """
     nearness = [dice.choice((-1.0, 3_600.0, dice.uniform(0, 0.05))) for _ in names]
     acts = [(name, verb) for name in names for verb in (*VERBS, "expire")]
     dice.shuffle(acts)
+    early = [(name, "fail") for name in names[::FIRST_FAILURES]]
+    acts = [*early, *(act for act in acts if act not in early)]
     asking: dict[tuple[str, str], asyncio.Task[httpx.Response]] = {}
     async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as group, hold_sessions(replicas[0].database_url, *names) as lock:
         for number, (name, verb) in enumerate(acts):
@@ -277,6 +283,8 @@ async def _race(replicas: list[Service], names: list[str], dice: Random) -> dict
                 group.create_task(replica.app.state.engine.forward.time_out(OrgName(ORG), SessionId(name)))
             else:
                 asking[name, verb] = group.create_task(_ask(replica, verb, name))
+            if number + 1 == len(early):
+                await lock.until_waiting(len(early))
         await lock.until_waiting(len(acts))
         await lock.connection.execute(MOVE_EXPIRY_SQL, names, nearness)
     return {name: {verb: task.result() for (of, verb), task in asking.items() if of == name} for name in names}
