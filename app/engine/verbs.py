@@ -184,7 +184,8 @@ async def known(tx: Transaction, locked: Locked) -> list[Reported]:
 async def _replay(tx: Transaction, ask: Ask) -> Answer | None:
     if ask.repeatable is None:
         return None
-    return replayed(ask, await answers.find(tx, ask.session_id, ask.repeatable))
+    found = await answers.find_many(tx, [(ask.session_id, ask.repeatable)])
+    return replayed(ask, found.get(ask.session_id))
 
 
 def replayed(ask: Ask, remembered: RememberedAnswer | None) -> Answer | None:

@@ -36,20 +36,6 @@ class KeptAnswer:
     body: bytes
 
 
-FIND_ANSWER_SQL = """
-SELECT request_sha256, status, body
-FROM remembered_answers
-WHERE org = $1 AND session_id = $2 AND subject = $3 AND request = $4 AND request_key = $5
-LIMIT 1
-"""
-
-
-async def find(tx: Transaction, session_id: SessionId, request: RepeatableRequest) -> RememberedAnswer | None:
-    """Return what was answered under this key, if anything was."""
-    row = await tx.connection.fetchrow(FIND_ANSWER_SQL, tx.org, session_id, request.subject, request.request, request.key)
-    return None if row is None else RememberedAnswer(request_sha256=row["request_sha256"], status=row["status"], body=row["body"])
-
-
 # Each is found by its full key: LIMIT 1 keeps the look-up apart from any plan around it.
 FIND_ANSWERS_SQL = """
 SELECT asked.session_id, found.request_sha256, found.status, found.body

@@ -251,12 +251,6 @@ CROSS JOIN LATERAL (
   LIMIT 1
 ) AS found;
 
--- FIND_ANSWER_SQL
-SELECT request_sha256, status, body
-FROM remembered_answers
-WHERE org = $1 AND session_id = $2 AND subject = $3 AND request = $4 AND request_key = $5
-LIMIT 1;
-
 -- FIND_KEY_SQL
 SELECT org, key_id, secret_sha256, role::text, subject
 FROM keys
